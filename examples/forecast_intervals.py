@@ -16,7 +16,7 @@ import tokenv
 def main(run: str, table: str, windows: int = 20, level: int = 80) -> tuple[pd.DataFrame, pd.Series, pd.DataFrame]:
     """Return the scored windows, the coverage by series, and the continuation with its intervals."""
     model = tokenv.load(run)
-    date = model.config.data.series.date
+    date = model.config.data.options.date
     frame = pd.read_csv(table, parse_dates=[date] if date else None)
     known = model.cross_validate(frame, model.config.model.horizon or 24, windows)
     late = known.groupby(["unique_id", "cutoff"]).ngroup() % windows >= windows // 2

@@ -10,6 +10,7 @@ from tiny import settings
 
 from tokenv.config.hardware import set_threads
 from tokenv.core import trust
+from tokenv.data.kinds import DATA
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.unet import UNet
 
@@ -22,6 +23,10 @@ collect_ignore = [] if "TOKENV_PRETENDED_ACCELERATOR" in os.environ else ["accel
 
 # Whole commands, comparisons and pages of documentation, of which the default run has others of the same kind.
 SLOW = frozenset(Path(__file__).with_name("slow.txt").read_text().splitlines())
+
+
+if "series" not in DATA.names():
+    pytest.exit("the installed tokenv lacks entry points of pyproject.toml: pip install --no-deps -e .", 2)
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
@@ -53,7 +58,7 @@ def tiny_settings() -> dict[str, object]:
 def series_settings(tiny_settings: dict[str, object]) -> dict[str, object]:
     """Return the same on synthetic series."""
     series = {"context": 4, "count": 6, "length": 300, "dwell": 8}
-    data = {"kind": "series", "source": "regimes", "seq_len": 32, "validation": 0.2, "series": series}
+    data = {"kind": "series", "source": "regimes", "seq_len": 32, "validation": 0.2, "options": series}
     return tiny_settings | {"data": data, "codec": {"name": "series"}}
 
 

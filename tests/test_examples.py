@@ -95,7 +95,7 @@ def test_ppo_steps_are_counted(capsys):
 
 def test_a_table_is_forecast_with_intervals(tmp_path):
     series = {"context": 4, "count": 6, "length": 300, "dwell": 8}
-    data = {"kind": "series", "source": "regimes", "seq_len": 32, "validation": 0.2, "series": series}
+    data = {"kind": "series", "source": "regimes", "seq_len": 32, "validation": 0.2, "options": series}
     train(
         resolve([], settings(model={"horizon": 6}) | {"data": data, "codec": {"name": "series"}}),
         tmp_path / "checkpoints",

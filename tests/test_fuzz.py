@@ -38,7 +38,7 @@ def place(tmp_path_factory):
         "source": "regimes",
         "seq_len": 16,
         "validation": 0.2,
-        "series": {"context": 4, "count": 4, "length": 200},
+        "options": {"context": 4, "count": 4, "length": 200},
     }
     for name, data in ((RUN, words), (SERIES_RUN, {"data": series, "codec": {"name": "series"}})):
         train(from_dict(Config, merge(small, data)), folder / name / "checkpoints", lambda *_: None)

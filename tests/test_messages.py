@@ -19,9 +19,10 @@ from tokenv.cli import main as cli
 from tokenv.config.literals import check_plain, read_words
 from tokenv.config.registry import ESTIMATORS, find
 from tokenv.core.errors import MissingFileError, RunFailedError, UserError
-from tokenv.data.config import DataConfig, SeriesConfig
+from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
-from tokenv.data.tables import read_csv
+from tokenv.series.config import SeriesConfig
+from tokenv.series.tables import read_csv
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from tokenv.training.trainer import Trainer, train
 SHORT = {"symbols": 256, "gradient_accumulation_steps": 1, "warmup_symbols": 64}
 SETTINGS = settings(train=SHORT, hardware={"device": NAME}, validation={"sequences": 4})
 SERIES = {
-    "data": {"kind": "series", "source": "regimes", "series": {"context": 24, "count": 6, "length": 300, "dwell": 8}},
+    "data": {"kind": "series", "source": "regimes", "options": {"context": 24, "count": 6, "length": 300, "dwell": 8}},
     "codec": {"name": "series"},
 }
 PATCHES = SERIES | {"model": {"horizon": 8, "direct": True}}

@@ -34,7 +34,7 @@ def flat(values: dict, prefix: str = "") -> list[str]:
 
 def test_every_key_of_a_run_has_meaning_default_and_range() -> None:
     keys = {key.name: key for key in keys_of(Config())}
-    assert [name for name in keys if name != "imitation.teacher.name"] == flat(Config().as_dict())
+    assert [name for name in keys if name not in ("imitation.teacher.name", "data.options")] == flat(Config().as_dict())
     for key in keys.values():
         assert key.meaning, key
         assert key.expected, key
@@ -140,6 +140,7 @@ def test_all_names_of_a_kind_are_listed(kind: str, capsys: pytest.CaptureFixture
         "codecs": registry.CODECS,
         "configs": ["quick", "compare-quick"],
         "datasets": ["python", "regimes", "hub:HuggingFaceFW/fineweb"],
+        "data": ["text", "series"],
     }[kind]
     assert set(known) <= set(listed)
     assert "cannot be used" not in "".join(lines)

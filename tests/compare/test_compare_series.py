@@ -21,9 +21,9 @@ from tokenv.compare.run_evaluation import evaluate_run, load_evaluation
 from tokenv.compare.store import finished_run
 from tokenv.config.files import flatten
 from tokenv.core import keys
-from tokenv.data.windows import load_series
 from tokenv.evaluation.evaluator import EvalOptions, held_out_rollouts, sequence_losses
 from tokenv.evaluation.loaded_run import load_run
+from tokenv.series.windows import load_series
 
 
 @pytest.fixture
@@ -87,7 +87,7 @@ def test_two_runs_compared_from_end_to_end(store, capsys):
 @pytest.mark.parametrize("joint", [False, True])
 def test_shares_of_windows_with_holes_average_to_the_runs_loss(store, joint):
     series = {"context": 4, "columns": "a,b", "joint": joint}
-    result = train(data={"source": "holes.csv", "series": series})
+    result = train(data={"source": "holes.csv", "options": series})
     found = evaluate_run(store / "1", EvaluationRequest(2, 260))
     assert found.unit == "nats_per_value"
     assert np.mean(found.loss) == pytest.approx(result["nats_per_value"], rel=1e-12)
@@ -124,7 +124,7 @@ def test_the_test_loss_is_a_mean_over_all_test_values(store):
 
 
 def test_without_a_test_window_there_is_no_test_figure(store, capsys):
-    train(data={"series": {"test": 0.0}})
+    train(data={"options": {"test": 0.0}})
     run_command("compare", ["with", "runs=['runs/1']", "passages=0"])
     assert math.isnan(float(table(store / "2", "methods.csv")[0]["test_nats_per_value"]))
     assert "– ± –" in capsys.readouterr().out
@@ -148,7 +148,7 @@ def test_text_and_series_are_refused_before_anything_is_measured(store, tiny_set
 
 def test_other_windows_and_other_units_are_refused(store):
     train(agent={"name": "uniform"})
-    train(agent={"name": "uniform"}, data={"series": {"floor": 0.2}})
+    train(agent={"name": "uniform"}, data={"options": {"floor": 0.2}})
     first, second = (load_compared_run(finished_run(store / name), EvaluationRequest(0, 260)) for name in ("1", "2"))
     with pytest.raises(ValueError, match="measured on different held-out series"):
         build_comparison({"a": [first], "b": [second]}, "title", {})

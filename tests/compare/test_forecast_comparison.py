@@ -18,7 +18,7 @@ from tokenv.compare.score_tables import compare_forecasts
 from tokenv.core.errors import UserError
 
 WINDOWS = 40
-STEPWISE = {"model": {"direct": False}, "data": {"series": {"context": 8}}}
+STEPWISE = {"model": {"direct": False}, "data": {"options": {"context": 8}}}
 
 
 def forecasts(offset=0.0, horizon=8, seed=0):
@@ -134,7 +134,7 @@ def settings(tiny_settings, tmp_path, monkeypatch):
         "source": "bursts",
         "seq_len": 24,
         "validation": 0.2,
-        "series": {"context": 18, "count": 4, "length": 200},
+        "options": {"context": 18, "count": 4, "length": 200},
     }
     model = tiny_settings["model"] | {"horizon": 6, "direct": True}
     return tiny_settings | {

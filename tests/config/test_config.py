@@ -247,7 +247,7 @@ def test_whether_an_agent_learns_is_known_without_building_it(name: str) -> None
     agent = build_components(config, torch.device("meta")).agent
     assert is_trainable(config.agent) is agent.trainable
     assert can_imitate(config.agent) is (agent.stochastic and not agent.fixed_count)
-    trained = {"rate": 0.2, "channels": 1, "codec": {"name": "bytes"}, "model": {}, "agent": {"name": name}}
+    trained = {"rate": 0.2, "codec_options": {}, "codec": {"name": "bytes"}, "model": {}, "agent": {"name": name}}
     loaded = {"name": "loaded", "pretrained": "runs/1", "frozen": False, "trained": trained}
     assert is_trainable(loaded) is is_trainable(config.agent)
     assert not is_trainable(loaded | {"frozen": True})

@@ -18,7 +18,6 @@ from tokenv.config.files import resolve
 from tokenv.core import keys
 from tokenv.core.contracts import Sampling
 from tokenv.data.corpus import TensorSource
-from tokenv.data.windows import load_series, normalise_window
 from tokenv.env.generation import generate
 from tokenv.env.rescoring import rescore
 from tokenv.env.rollout import observe, rollout
@@ -31,6 +30,7 @@ from tokenv.lm.unet import UNet
 from tokenv.series.baseline_models import fit_dlinear
 from tokenv.series.contexts import held_out_windows
 from tokenv.series.forecaster import forecast
+from tokenv.series.windows import load_series, normalise_window
 from tokenv.training.trainer import train
 
 WIDTH, HISTORY, HORIZON = 8, 7, 3
@@ -111,7 +111,7 @@ def test_a_linear_path_moves_the_densities_by_what_it_predicts(residual):
 def test_a_run_with_a_linear_path_begins_as_dlinear(tmp_path):
     """Hardly trained, its mean forecasts are DLinear's; a checkpoint carries the map."""
     series = {"context": 16, "count": 2, "length": 400, "dwell": 8}
-    data = {"kind": "series", "source": "regimes", "seq_len": 24, "validation": 0.3, "series": series}
+    data = {"kind": "series", "source": "regimes", "seq_len": 24, "validation": 0.3, "options": series}
     of = settings(
         data=data,
         model={"horizon": 8, "direct": True, "linear_path": 16},
@@ -170,13 +170,16 @@ def test_it_is_refused_where_symbols_are_predicted_one_by_one():
         ({"model": {"horizon": 0}}, r"model.direct = True with model.horizon = 0"),
         ({"model": {"linear_path": 5}}, r"model.linear_path = 5: expected 0, or data.seq_len - model.horizon = 168"),
         ({"model": {"linear_path": 168, "direct": False}}, r"model.linear_path = 168 without model.direct"),
-        ({"model": {"horizon": 30}}, r"data.series.context = 168: expected data.seq_len - model.horizon = 162"),
-        ({"data": {"kind": "text", "source": "words"}}, r"data.kind = 'text': expected series, for model.direct=True"),
+        ({"model": {"horizon": 30}}, r"data.options.context = 168: expected data.seq_len - model.horizon = 162"),
+        (
+            {"data": {"kind": "text", "source": "words"}, "codec": {"name": "bytes"}},
+            r"data.kind = 'text': expected series, for model.direct=True",
+        ),
     ],
 )
 def test_what_a_direct_model_needs_is_asked_for(updates, message):
     with pytest.raises(ValueError, match=message):
-        resolve(["series-forecast"], updates)
+        check_components(resolve(["series-forecast"], updates))
 
 
 def test_nothing_goes_step_by_step():
@@ -253,7 +256,7 @@ def test_scored_again_it_is_the_same():
 
 def test_a_run_of_it_trains_forecasts_and_is_compared(series_settings, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    series_settings["data"]["series"]["context"] = 24
+    series_settings["data"]["options"]["context"] = 24
     settings = series_settings | {
         "rate": 0.2,
         "model": series_settings["model"] | {"horizon": 8, "direct": True},

@@ -7,11 +7,11 @@ import torch.nn.functional as F
 from test_forecast import config, histories, only
 
 from tokenv.core.errors import UserError
-from tokenv.data.config import SeriesConfig
-from tokenv.data.tables import Recording
-from tokenv.data.windows import SeriesData, SplitBorders, series_of
 from tokenv.series.baseline_models import check_season, find_season, fit_dlinear, naive_baselines
+from tokenv.series.config import SeriesConfig
 from tokenv.series.contexts import ContextBatch, held_out_windows
+from tokenv.series.tables import Recording
+from tokenv.series.windows import SeriesData, SplitBorders, series_of
 
 
 def series(*values):

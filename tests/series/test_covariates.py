@@ -11,12 +11,13 @@ from torch.testing import assert_close
 
 import tokenv
 from tokenv.cli.main import run_command
+from tokenv.config.components import check_components
 from tokenv.config.files import resolve
 from tokenv.core.errors import UserError
-from tokenv.data.config import SeriesConfig
-from tokenv.data.tables import Recording
-from tokenv.data.windows import SplitBorders, covariate_symbols, series_of
 from tokenv.lm.codecs.series import SeriesCodec
+from tokenv.series.config import SeriesConfig
+from tokenv.series.tables import Recording
+from tokenv.series.windows import SplitBorders, covariate_symbols, series_of
 from tokenv.training.trainer import train
 
 HORIZON = 3
@@ -36,7 +37,7 @@ def run(folder, frame, **series):
     frame.to_csv(folder / "demand.csv", index=False)
     horizon, symbols = HORIZON, 90_000
     data = {"kind": "series", "source": str(folder / "demand.csv"), "seq_len": 12 + horizon, "validation": 0.1}
-    data["series"] = {"context": 12, "test": 0.1, **series}
+    data["options"] = {"context": 12, "test": 0.1, **series}
     direct = {"horizon": horizon, "direct": True}
     once = {"every_symbols": symbols}
     steps = {"symbols": symbols, "batch_size": 32, "gradient_accumulation_steps": 1}
@@ -130,17 +131,17 @@ def test_likelihoods_do_not_depend_on_the_covariates_of_a_target():
     ("series", "horizon", "message"),
     [
         ({"past_covariates": ["wind"]}, 0, "model.horizon = 0: expected at least 1 with covariates"),
-        ({"future_covariates": ["plan"]}, 3, "data.series.future_steps = 0: expected 3, which is model.horizon"),
-        ({"past_covariates": ["wind"], "future_steps": 3}, 3, "data.series.future_steps = 3: expected 0"),
+        ({"future_covariates": ["plan"]}, 3, "data.options.future_steps = 0: expected 3, which is model.horizon"),
+        ({"past_covariates": ["wind"], "future_steps": 3}, 3, "data.options.future_steps = 3: expected 0"),
         ({"past_covariates": "plan", "future_covariates": "plan", "future_steps": 3}, 3, "'plan' is a column of an"),
         ({"past_covariates": ["date"]}, 3, "'date' is a column of another kind"),
-        ({"past_covariates": 5}, 3, "data.series.past_covariates = 5: expected texts"),
+        ({"past_covariates": 5}, 3, "data.options.past_covariates = 5: expected texts"),
     ],
 )
 def test_wrong_keys_are_named(series, horizon, message):
-    data = {"kind": "series", "source": "x.csv", "seq_len": 15, "series": {"context": 12, **series}}
+    data = {"kind": "series", "source": "x.csv", "seq_len": 15, "options": {"context": 12, **series}}
     with pytest.raises(UserError, match=message):
-        resolve([], {"data": data, "codec": {"name": "series"}, "model": {"horizon": horizon}})
+        check_components(resolve([], {"data": data, "codec": {"name": "series"}, "model": {"horizon": horizon}}))
 
 
 def test_what_is_missing_is_named(model, tmp_path):
@@ -149,7 +150,7 @@ def test_what_is_missing_is_named(model, tmp_path):
         model.forecast(frame, HORIZON)
     with pytest.raises(UserError, match=r"future has the columns ds: expected those of .* \['plan'\]"):
         model.forecast(frame, HORIZON, future=frame[["ds"]])
-    with pytest.raises(UserError, match=r"no column .wind., which data\.series\.past_covariates names"):
+    with pytest.raises(UserError, match=r"no column .wind., which data\.options\.past_covariates names"):
         model.forecast(frame.drop(columns="wind"), HORIZON)
     with pytest.raises(UserError, match="direct = False: this model"):
         model.forecast(frame, HORIZON, direct=False)
@@ -161,8 +162,8 @@ def test_the_command_reads_the_last_rows_of_a_file_as_the_future(tmp_path, monke
     frame.loc[80 - HORIZON :, ["y", "wind"]] = np.nan
     frame.to_csv("own.csv", index=False)
     data = ["data.source=own.csv", "data.kind=series", "data.seq_len=15", "codec.name=series"]
-    data += ["data.series.context=12", "model.horizon=3", "model.direct=True", "agent.name=uniform", "model.width=16"]
-    data += ["data.series.past_covariates=wind", "data.series.future_covariates=plan", "data.series.future_steps=3"]
+    data += ["data.options.context=12", "model.horizon=3", "model.direct=True", "agent.name=uniform", "model.width=16"]
+    data += ["data.options.past_covariates=wind", "data.options.future_covariates=plan", "data.options.future_steps=3"]
     run_command("train", ["with", *data, "train.symbols=960", "data.validation=0.2"])
     run_command("forecast", ["with", "run=runs/1", "csv=own.csv", "horizon=3", "direct=True", "out=mine"])
     assert pd.read_csv("mine.csv")["date"].str[:10].tolist() == ["2024-03-18", "2024-03-19", "2024-03-20"]

@@ -17,8 +17,6 @@ from tokenv.config.files import resolve
 from tokenv.config.schema import Config
 from tokenv.core.errors import UserError
 from tokenv.core.rates import RateRange
-from tokenv.data.tables import Recording
-from tokenv.data.windows import load_series
 from tokenv.evaluation.evaluator import EvalOptions
 from tokenv.lm.codecs.series import DENSITIES, SeriesCodec
 from tokenv.lm.config import UNetConfig
@@ -27,6 +25,8 @@ from tokenv.series.baseline_models import naive_baselines
 from tokenv.series.contexts import held_out_windows, history_steps, last_windows
 from tokenv.series.forecaster import forecast
 from tokenv.series.scores import ParametricForecast, SampleForecast, ScoreAccumulator, crps
+from tokenv.series.tables import Recording
+from tokenv.series.windows import load_series
 
 VALUES = st.floats(-10, 10)
 SERIES = {
@@ -35,7 +35,7 @@ SERIES = {
         "source": "regimes",
         "seq_len": 24,
         "validation": 0.2,
-        "series": {"context": 8, "count": 3, "length": 200},
+        "options": {"context": 8, "count": 3, "length": 200},
     },
     "codec": {"name": "series"},
 }

@@ -22,7 +22,7 @@ def model(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("run")
     series = {"context": 4, "count": 6, "length": 300, "dwell": 8}
-    data = {"kind": "series", "source": "regimes", "seq_len": 32, "validation": 0.2, "series": series}
+    data = {"kind": "series", "source": "regimes", "seq_len": 32, "validation": 0.2, "options": series}
     of = tiny_settings(model={"horizon": 6}) | {"data": data, "codec": {"name": "series"}}
     train(resolve([], of), folder / "checkpoints", lambda *_: None)
     return tokenv.load(folder)
@@ -110,7 +110,7 @@ def test_mistakes_are_reported(model):
         ({"a": [1]}, {}, "frame is a dict: expected a pandas.DataFrame"),
         (frame["y"], {}, "frame is a Series: expected a pandas.DataFrame"),
         (frame, {"future": [1]}, "future is a list: expected a pandas.DataFrame"),
-        (long(a=40, b=3), {}, "b has 3 rows: expected more than the data.series.context = 4"),
+        (long(a=40, b=3), {}, "b has 3 rows: expected more than the data.options.context = 4"),
         (frame.assign(y=np.nan), {}, "series 'a' holds no value"),
         (frame.assign(y="x"), {}, "frame row 0, series 'a', column 'y': 'x' is no number"),
         (frame.drop(columns="ds"), {}, "frame has no date column 'date' but unique_id, y"),
@@ -162,8 +162,8 @@ def test_values_after_a_cutoff_are_not_read(model):
 
 def test_windows_without_dates_have_numbers_of_rows(model):
     wide = pd.DataFrame({"a": np.arange(60.0), "b": np.arange(60.0) % 7})
-    options = replace(model.config.data.series, date=None)
-    undated = replace(model.config, data=replace(model.config.data, series=options))
+    options = replace(model.config.data.options, date=None)
+    undated = replace(model.config, data=replace(model.config.data, options=options))
     undated_model = tokenv.Model(replace(model._trained, config=undated))
     found = undated_model.cross_validate(wide, 4, windows=2, quantiles=(0.1, 0.9), samples=5)
     assert found["unique_id"].tolist() == ["a"] * 8 + ["b"] * 8
@@ -241,7 +241,13 @@ def test_a_direct_model_forecasts_any_shorter_horizon(tmp_path):
     from tiny import settings as tiny_settings
 
     series = {"context": 4, "count": 6, "length": 300, "dwell": 8}
-    data = {"kind": "series", "source": "regimes", "seq_len": 32, "validation": 0.2, "series": series | {"context": 26}}
+    data = {
+        "kind": "series",
+        "source": "regimes",
+        "seq_len": 32,
+        "validation": 0.2,
+        "options": series | {"context": 26},
+    }
     of = tiny_settings(model={"horizon": 6, "direct": True}, loss={"early": 0.0})
     of |= {"data": data, "codec": {"name": "series"}}
     train(resolve([], of), tmp_path / "checkpoints", lambda *_: None)

@@ -5,11 +5,11 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from tokenv.data.windows import Series, SplitBorders
 from tokenv.lm.codecs.series import SeriesCodec
 from tokenv.series.contexts import ContextBatch
 from tokenv.series.report import score_rows, warnings_of
 from tokenv.series.scores import ParametricForecast, SampleForecast, ScoreAccumulator
+from tokenv.series.windows import Series, SplitBorders
 
 QUANTILES = [0.1, 0.5, 0.9]
 

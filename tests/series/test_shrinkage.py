@@ -10,11 +10,11 @@ from scipy.optimize import minimize_scalar
 from tiny import settings
 
 from tokenv.config.files import resolve
-from tokenv.data.windows import load_series
 from tokenv.evaluation.loaded_run import load_run
 from tokenv.series.baseline_models import fit_dlinear
 from tokenv.series.contexts import held_out_windows
 from tokenv.series.forecaster import fit_shrinkage, forecast, shrink_correction
+from tokenv.series.windows import load_series
 from tokenv.training.trainer import train
 
 HISTORY, HORIZON = 12, 4
@@ -29,7 +29,7 @@ def of_run(folder, **steps):
     value_LC[dice.random(value_LC.shape) < 0.02] = np.nan
     pd.DataFrame(value_LC, columns=["a", "b"]).to_csv(folder / "waves.csv", index=False)
     data = {"kind": "series", "source": str(folder / "waves.csv"), "seq_len": HISTORY + HORIZON, "validation": 0.2}
-    data["series"] = {"context": HISTORY, "test": 0.1, "date": None, "columns": ["a", "b"]}
+    data["options"] = {"context": HISTORY, "test": 0.1, "date": None, "columns": ["a", "b"]}
     once = {"symbols": 10_000, "batch_size": 16, "gradient_accumulation_steps": 1, "learning_rate": 0.02}
     model = {"horizon": HORIZON, "direct": True, "linear_path": HISTORY}
     of = settings(data=data, model=model, train={**once, "shrink": True, **steps})

@@ -12,8 +12,9 @@ from tokenv.compare.config import EvaluationRequest
 from tokenv.compare.run_evaluation import VERSION, Agreement, Learned, Passage, RunEvaluation
 from tokenv.compare.score_statistics import Difference, apply_holm
 from tokenv.config.schema import Config
-from tokenv.data.config import DataConfig, SeriesConfig
+from tokenv.data.config import DataConfig
 from tokenv.evaluation.boundary_stats import SeriesExcerpt
+from tokenv.series.kind import SeriesKind
 
 TEXTS = (b"def f(x):\n\treturn <x> & 'y'", "ein Stück".encode())
 ALL_OF_SERIES = [
@@ -27,7 +28,7 @@ ALL_OF_SERIES = [
     "patch-lengths",
 ]
 WINDOWS = ["window-1", "window-2"]
-OF_SERIES = DataConfig(kind="series", source="regimes", series=SeriesConfig(context=8))
+OF_SERIES = DataConfig(kind="series", source="regimes", options=SeriesKind(context=8))
 
 
 def a_run(seed=0, bits=2.0, probability=0.3, points=60, **changes):

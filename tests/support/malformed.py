@@ -173,7 +173,7 @@ def keys_for(command):
         own += [f"{place}.{key}" for place in ("forecast", "protocols.a.forecast") for key in keys_of(ForecastRequest)]
         own += ["tune.rate", "tune.train.learning_rate", "protocols.a.rates", "protocols.a.only"]
     if command == "evaluate":
-        own += ["data.source", "data.seq_len", "data.validation_source", "task_files.piqa", "data.series.stride"]
+        own += ["data.source", "data.seq_len", "data.validation_source", "task_files.piqa", "data.options.stride"]
     if command == "bench":
         own += ["scaling.ranks", "scaling.data.seq_len", "scaling.model.width", "scaling.odd"]
     return (
@@ -360,9 +360,9 @@ def series_file(dice):
     Path("odd.csv").write_bytes(data)
     if dice.random() < 0.4:
         return ["forecast", "with", f"run={SERIES_RUN}", "csv=odd.csv", "horizon=4"]
-    more = dice.choice([[], ["data.series.date=null"], ["data.series.columns=a"], ["data.series.stride=3"]])
+    more = dice.choice([[], ["data.options.date=null"], ["data.options.columns=a"], ["data.options.stride=3"]])
     return ["train", "with", "data.kind=series", "codec.name=series", "data.source=odd.csv", "data.seq_len=8",
-            "data.validation=0.3", "data.series.context=2", "hardware.device=cpu", *more, "-u"]  # fmt: skip
+            "data.validation=0.3", "data.options.context=2", "hardware.device=cpu", *more, "-u"]  # fmt: skip
 
 
 def parquet_file(dice):
@@ -384,7 +384,7 @@ def parquet_file(dice):
     if kind == "text":
         return ["train", "with", *SMALL, "data.source=odd.parquet", "-u"]
     return ["train", "with", "data.kind=series", "codec.name=series", "data.source=odd.parquet", "data.seq_len=8",
-            "data.validation=0.3", "data.series.context=2", "hardware.device=cpu", "-u"]  # fmt: skip
+            "data.validation=0.3", "data.options.context=2", "hardware.device=cpu", "-u"]  # fmt: skip
 
 
 def flipped(data, dice):

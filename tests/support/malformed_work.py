@@ -52,7 +52,7 @@ KEYS = {
         "flops": ["1", "1e4", "1e30", "nan"], "entropy_weight": ["[0]", "[1,-1]", "[9]", "[nan]", "3"], "json": PATHS,
         "other_runs": ["[again]", f"[{SERIES_RUN}]", "[]"], "split": ["test", "validation", "x"], "limit": NUMBERS,
         "tasks": [",", "x"], "task_files.lambada": ["rows.jsonl", "[rows.jsonl]", "texts/0.txt", "1e3"],
-        "data.source": ["texts", "words", "none", "1e3"], "data.series.stride": NUMBERS,
+        "data.source": ["texts", "words", "none", "1e3"], "data.options.stride": NUMBERS,
     },
     "forecast": {
         "csv": ["rows.csv", "none", "texts/0.txt", "null"], "horizon": NUMBERS, "samples": ["2", "3", "1", "0"], "rate": RATES,

@@ -44,9 +44,9 @@ RUN = {
 }
 TEXT = {"validation": 0.2}
 RATE = 0.025  # in short sequences, lower ones draw no boundary
-SERIES = {"validation": 0.2, "series": {"context": 12, "count": 8, "length": 400, "dwell": 8}}
+SERIES = {"validation": 0.2, "options": {"context": 12, "count": 8, "length": 400, "dwell": 8}}
 HORIZON = 8
-FORECASTING = ("model.direct", "model.linear_path", "data.series.future_steps")  # what other sizes follow from
+FORECASTING = ("model.direct", "model.linear_path", "data.options.future_steps")  # what other sizes follow from
 VOCABULARY = 300
 VARIANCE = {"checkpoints": 1, "draws": 4, "reference_draws": 4, "batch_size": 2, "warmup": 1, "timings": 1}
 
@@ -88,15 +88,15 @@ def _of_run(settings: dict[str, Any]) -> dict[str, Any]:
     changes = copy.deepcopy(RUN)
     if data.get("kind") == "series":
         synthetic = not source.endswith((".csv", ".parquet"))
-        changes["data"] |= copy.deepcopy(SERIES) if synthetic else {"series": {"context": 12}}
+        changes["data"] |= copy.deepcopy(SERIES) if synthetic else {"options": {"context": 12}}
         if settings["model"].get("horizon"):
             changes["model"] = MODEL | {"horizon": HORIZON}
         if settings["model"].get("direct"):
-            changes["data"]["series"]["context"] = changes["data"]["seq_len"] - HORIZON
+            changes["data"]["options"]["context"] = changes["data"]["seq_len"] - HORIZON
         if settings["model"].get("linear_path"):
-            changes["model"]["linear_path"] = changes["data"]["series"]["context"]
-        if data.get("series", {}).get("future_steps"):
-            changes["data"]["series"]["future_steps"] = HORIZON
+            changes["model"]["linear_path"] = changes["data"]["options"]["context"]
+        if data.get("options", {}).get("future_steps"):
+            changes["data"]["options"]["future_steps"] = HORIZON
     else:
         changes["data"] |= TEXT
         if source.startswith("hub:") or source == "python":
@@ -127,7 +127,7 @@ def _of_comparison(settings: dict[str, Any], only: list[str] | None) -> list[str
         found += words(_of_run(base), "common.")
         found += words(_of_run(base), "pretrain.") if settings.get("pretrain") else []
         if base["data"]["source"] == TABLE:
-            found.append("common.data.series.columns=OT")
+            found.append("common.data.options.columns=OT")
     found += ["forecast.windows=4"] if "forecast" in settings else []
     for name, protocol in settings.get("protocols", {}).items():
         whole = content(protocol.get("base") or settings["base"])

@@ -30,7 +30,7 @@ SERIES = {
         "kind": "series",
         "seq_len": 32,
         "validation": 0.2,
-        "series": {"context": 4, "joint": True, "columns": ["a", "b"], "date": None},
+        "options": {"context": 4, "joint": True, "columns": ["a", "b"], "date": None},
     },
     "codec": {"name": "series"},
 }

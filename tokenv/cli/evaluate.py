@@ -19,8 +19,7 @@ from tokenv.core.conversion import from_dict
 from tokenv.core.errors import UserError
 from tokenv.core.sequences import SequenceBatch
 from tokenv.data.config import DataConfig
-from tokenv.data.corpus import Corpus, load_corpus
-from tokenv.data.windows import load_series
+from tokenv.data.corpus import load_corpus
 from tokenv.evaluation.calibration import RatePoint, calibrate, evaluate_rates, split_for_calibration
 from tokenv.evaluation.evaluator import EvalOptions, evaluate
 from tokenv.evaluation.loaded_run import LoadedRun, load_run, rate_for_flops
@@ -40,7 +39,7 @@ def evaluate_run(options: EvaluateOptions, _record: Record) -> dict[str, Any]:
     data = from_dict(DataConfig, merge(asdict(trained.config.data), options.data), "data.")
     tasks = {name: load_questions(name, options.files_of(name), options.limit) for name in options.task_names}
     progress = sys.stderr.isatty()
-    how = EvalOptions(options.batch_size, options.seed, tolerance=data.tolerance, progress=progress)
+    how = EvalOptions(options.batch_size, options.seed, tolerance=data.options.boundary_tolerance, progress=progress)
     if options.at_rates:
         return _evaluate_at_rates(trained, data, options, how)
     held_out, calibration = _load_held_out(data, options, options.calibrate)
@@ -135,18 +134,16 @@ def _load_held_out(
     data: DataConfig, options: EvaluateOptions, calibrates: bool
 ) -> tuple[SequenceBatch, SequenceBatch | None]:
     """Load the sequences to evaluate and, if ``calibrates``, others to calibrate on."""
+    corpus = load_corpus(data, progress=sys.stderr.isatty())
     if options.split == "validation":
-        corpus = load_corpus(data, progress=sys.stderr.isatty())
         if calibrates:
             return split_for_calibration(corpus, options.sequences)
         return corpus.validation(options.sequences), None
-    if data.kind != "series":
-        raise UserError("split = 'test': expected validation, for a corpus of text has no test side")
-    series = load_series(data)
+    test = corpus.test(options.sequences)
     calibration = None
     if calibrates:
-        calibration = Corpus(series, data).validation(options.sequences)
-    return series.test(options.sequences), calibration
+        calibration = corpus.validation(options.sequences)
+    return test, calibration
 
 
 COMMAND = Command("evaluate", partial(resolve_options, EvaluateOptions), evaluate_run, EvaluateOptions)

@@ -14,8 +14,6 @@ from tokenv.cli.options import ForecastOptions, resolve_options
 from tokenv.cli.sacred import Command, Record
 from tokenv.config.hardware import prepare
 from tokenv.core.errors import UserError
-from tokenv.data.tables import read_table
-from tokenv.data.windows import load_series
 from tokenv.evaluation.evaluator import EvalOptions
 from tokenv.evaluation.loaded_run import LoadedRun, load_run, resolve_rate
 from tokenv.plotting.console import console, csv_rows, summary_table, warn, write_json_output
@@ -32,6 +30,8 @@ from tokenv.series.report import (
     warnings_of,
 )
 from tokenv.series.scores import ScoreAccumulator
+from tokenv.series.tables import read_table
+from tokenv.series.windows import load_series
 
 PICTURE_SERIES = 4  # forecasts in the picture
 MAX_JSON = 1000  # forecasts in a JSON file; if there are more, it holds those in the picture
@@ -60,7 +60,7 @@ def forecast_series(options: ForecastOptions, _record: Record) -> dict[str, Any]
     title = options.title
     if title is None:
         title = f"{options.run}, {horizon} steps"
-    context = config.data.series.context
+    context = config.data.options.context
     draw_forecasts(forecasts.pictured, options.quantiles, forecasts.source, picture, title=title, context=context)
     result: dict[str, Any] = {}
     if contexts.known:
@@ -83,7 +83,7 @@ def _load_contexts(options: ForecastOptions, trained: LoadedRun) -> tuple[Foreca
     """Load the contexts of the forecasts, and fit the requested peers."""
     config = trained.config
     if options.csv is not None:
-        return last_windows(read_table(Path(options.csv), config.data.series), config, options.horizon), {}
+        return last_windows(read_table(Path(options.csv), config.data.options), config, options.horizon), {}
     data = load_series(config.data)
     contexts = held_out_windows(data, options.horizon, options.windows)
     return contexts, fit_peers(options.peers, data, options.horizon)

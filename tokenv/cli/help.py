@@ -38,7 +38,8 @@ from tokenv.config.schema import Config
 from tokenv.core.conversion import parameters
 from tokenv.core.errors import MissingFileError, UserError, suggest
 from tokenv.core.run_folders import list_complete
-from tokenv.data.config import BUILT_IN, HUB_PREFIX, SERIES_SUFFIXES, SYNTHETIC_SERIES
+from tokenv.data.config import BUILT_IN, HUB_PREFIX
+from tokenv.data.kinds import DATA, all_kinds
 from tokenv.lab.config import BenchOptions, VarianceOptions
 
 _RUN = {"run": "runs/1"}
@@ -59,6 +60,7 @@ TRUST_CODE = Key(
 )
 Rows = Iterator[tuple[str, str]]  # name and description
 REGISTRIES = {f"{section}s": table for section, table in registry.SECTIONS.items() if "." not in section}
+LISTED = {**REGISTRIES, "data": DATA}  # what tokenv list shows of registries
 SHELLS = ("bash", "zsh", "fish")
 WITH_CONFIGS = ("train", "compare", "variance", "bench")
 RUN_KEYS = ("run", "resume", "init_from", "agent.pretrained")
@@ -166,21 +168,27 @@ def _configs() -> Rows:
 
 def _datasets() -> Rows:
     yield from BUILT_IN.items()
-    for name, description in SYNTHETIC_SERIES.items():
-        yield name, f"{description} (a series: with data.kind=series codec.name=series)"
+    kinds = all_kinds()
+    suffixes: list[str] = []
+    for name, kind in kinds.items():
+        suffixes += kind.suffixes
+        for source, description in kind.sources.items():
+            yield source, f"{description} (a {kind.words.data}: with data.kind={name} codec.name={kind.codec})"
     sources: dict[str, list[str]] = {}
     for name, path in named_configs().items():
         source = load_yaml(path).get("data", {}).get("source", "")
-        if source.startswith(HUB_PREFIX) or source.endswith(SERIES_SUFFIXES):
+        if source.startswith(HUB_PREFIX) or source.endswith(tuple(suffixes)):
             sources.setdefault(source, []).append(name)
     for source, names in sources.items():
         yield source, f"the data of {', '.join(names)}"
-    yield "PATH", "a file or folder of text, .jsonl, .json or .parquet; .csv or .parquet of series"
+    texts = "a file or folder of text, .jsonl, .json or .parquet"
+    others = [f"{' or '.join(kind.suffixes)} of {name}" for name, kind in kinds.items() if kind.suffixes]
+    yield "PATH", "; ".join([texts, *others])
     yield f"{HUB_PREFIX}OWNER/NAME", "a data set of the Hugging Face hub, streamed"
 
 
 KINDS: dict[str, Callable[[], Rows]] = {
-    **{kind: partial(_registered, table) for kind, table in REGISTRIES.items()},
+    **{kind: partial(_registered, table) for kind, table in LISTED.items()},
     "configs": _configs,
     "datasets": _datasets,
 }
@@ -193,12 +201,16 @@ def _show_one(kind: str, name: str) -> None:
             raise UserError(f"no configuration {name!r}: {suggest(name, named_configs())}")
         print(named_configs()[name], named_configs()[name].read_text(encoding="utf-8"), sep="\n")
         return
-    if kind not in REGISTRIES:
+    if kind not in LISTED:
         raise UserError(f"cannot list {kind} {name!r}: expected tokenv list {kind}")
     section = kind.removesuffix("s")
-    target = registry.find(section, name, REGISTRIES[kind])
+    target = registry.find(section, name, LISTED[kind])
+    named = f"{section}.name={name}"
+    if kind == "data":
+        section = "data.options"
+        named = f"data.kind={name}"
     print(inspect.getdoc(target) or "")
-    print(f"\nOptions, as {section}.name={name} {section}.key=value:")
+    print(f"\nOptions, as {named} {section}.key=value:")
     descriptions = {}
     if isinstance(target, type):
         descriptions = meanings(target)
@@ -255,8 +267,8 @@ def _candidates(command: str, words: list[str], prefix: str) -> Iterable[str]:
         return SHELLS
     if command == "list" and not words:
         return KINDS
-    if command == "list" and words[0] in REGISTRIES:
-        return REGISTRIES[words[0]].names()
+    if command == "list" and words[0] in LISTED:
+        return LISTED[words[0]].names()
     if command == "check" and words:
         return [f"kind={kind.removesuffix('s')}" for kind in REGISTRIES]
     if command == "check":

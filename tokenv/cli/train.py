@@ -48,7 +48,7 @@ from tokenv.evaluation.text_report import (
 )
 from tokenv.plotting.characters import Character
 from tokenv.plotting.console import console, summary_table, warn
-from tokenv.plotting.theme import TERMINOLOGY, in_words, with_error
+from tokenv.plotting.theme import in_words, with_error
 from tokenv.training.checkpointing import check_checkpoint
 from tokenv.training.process_group import Ranks, RanksError, init_from_torchrun
 from tokenv.training.trainer import train
@@ -204,7 +204,7 @@ def _show(run: str, config: Config, last: Evaluation, history: History, folder: 
     corpus = load_corpus(config.data)
     if config.data.kind == "series":
         patches = _held_out_patches(trained, corpus)
-        draw_patches(patches, picture, title=title, context=config.data.series.context)
+        draw_patches(patches, picture, title=title, context=config.data.options.context)
     else:
         passage = _held_out_passage(trained, corpus)
         sequences = max(1, min(256, STATS_BYTES // config.data.seq_len))
@@ -248,7 +248,7 @@ def _print_summary(config: Config, last: Evaluation, history: History, more: dic
 
 
 def _summary(config: Config, last: Evaluation, history: History) -> dict[str, str]:
-    words = TERMINOLOGY[config.data.kind]
+    words = config.data.options.words
     unit = in_words(last.unit)
     missed = ", which it misses" * off_target(config, last.boundary_rate)
     symbols, flops = (values[-1] for values in history["train/flops"])
@@ -272,8 +272,8 @@ def _summary(config: Config, last: Evaluation, history: History) -> dict[str, st
         rows["true boundaries"] = (
             f"F1 {last.boundary_f1:.3f} (precision {last.boundary_precision:.3f}, recall {last.boundary_recall:.3f})"
         )
-        if config.data.tolerance:
-            rows["true boundaries"] += f" within {config.data.tolerance} steps"
+        if config.data.options.boundary_tolerance:
+            rows["true boundaries"] += f" within {config.data.options.boundary_tolerance} steps"
     return rows
 
 
@@ -297,7 +297,7 @@ def describe_run(config: Config, components: Components, folder: Path | None, re
     if resume is not None:
         place += f" (from {resume})"
     data = config.data
-    symbols = TERMINOLOGY[data.kind].symbol
+    symbols = data.options.words.symbol
     facts = [
         place,
         f"{config.train.symbols:,} {symbols}s of {data.source}, {data.seq_len} a sequence",
@@ -325,7 +325,7 @@ class ProgressLog:
         self._total = config.train.symbols
         self._unit = unit
         self._resumed_symbols = resumed_symbols
-        self._symbol = TERMINOLOGY[config.data.kind].symbol
+        self._symbol = config.data.options.words.symbol
         self._started = time.monotonic()
         self._next = self._started + FIRST_SECONDS
         self._last: dict[str, float] = {}

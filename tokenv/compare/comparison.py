@@ -26,7 +26,8 @@ from tokenv.config.files import flatten
 from tokenv.config.schema import SETTINGS, Config
 from tokenv.core.errors import UserError
 from tokenv.core.rates import RateRange, mean_rate
-from tokenv.plotting.theme import TERMINOLOGY, Terminology, in_words
+from tokenv.core.terminology import Terminology
+from tokenv.plotting.theme import in_words
 
 AGREEMENT = ("precision", "recall", "f1")
 LEARNERS_SETTING = ("estimator", "rate_target")
@@ -167,7 +168,7 @@ class Comparison:
     @property
     def words(self) -> Terminology:
         """Names of symbols, tokens and so on."""
-        return TERMINOLOGY[self.methods[0].runs[0].config.data.kind]
+        return self.methods[0].runs[0].config.data.options.words
 
     @property
     def has_test(self) -> bool:
@@ -377,13 +378,13 @@ def _check_comparable(run: ComparedRun, first: ComparedRun) -> None:
 def _collect_facts(runs: Sequence[ComparedRun]) -> dict[str, str]:
     data = runs[0].config.data
     evaluation = runs[0].evaluation
-    words = TERMINOLOGY[data.kind]
+    words = data.options.words
     budgets = sorted({f"{run.config.train.symbols:,}" for run in runs})
     if "/" not in data.source:
         source = data.source
     else:
         source = Path(data.source).name
-    tolerance = {"change points": f"found within {data.tolerance} steps"}
+    tolerance = {"change points": f"found within {data.options.boundary_tolerance} steps"}
     return {
         "data": f"{source}, sequences of {data.seq_len} {words.symbol}s",
         f"training {words.symbol}s": " or ".join(budgets),

@@ -16,7 +16,6 @@ from tokenv.compare.store import same_runs
 from tokenv.core.processes import read_progress
 from tokenv.plotting.characters import escape_line
 from tokenv.plotting.console import console
-from tokenv.plotting.theme import TERMINOLOGY
 
 
 class EtaEstimator:
@@ -132,7 +131,7 @@ class ProgressDisplay:
         """
         task = self._tasks[index]
         if index not in self._bar_of:
-            unit = f"{TERMINOLOGY[task.config.data.kind].symbol}s"
+            unit = f"{task.config.data.options.words.symbol}s"
             total = task.config.train.symbols
             self._bar_of[index] = self.bars.add_task(escape_line(task.label) + suffix, total=total, unit=unit, left="")
             self._eta.start(index, time.monotonic())

@@ -26,7 +26,6 @@ from tokenv.core.sequences import SequenceBatch
 from tokenv.core.trust import MAX_JSON_BYTES, open_regular
 from tokenv.data.corpus import Corpus, load_corpus
 from tokenv.data.tokenizer import train_bpe
-from tokenv.data.windows import SeriesData
 from tokenv.evaluation.boundary_stats import BoundaryStats, SeriesExcerpt, compute_boundary_stats, make_excerpts
 from tokenv.evaluation.calibration import calibrate, evaluate_rates, split_for_calibration
 from tokenv.evaluation.evaluator import EvalOptions, boundary_scores, evaluate, evaluate_sequences, shift_noise
@@ -35,12 +34,11 @@ from tokenv.series.baseline_models import find_season, fit_peers, naive_baseline
 from tokenv.series.contexts import held_out_windows
 from tokenv.series.forecaster import check_forecast, make_forecasts
 from tokenv.series.scores import ScoreAccumulator
+from tokenv.series.windows import SeriesData
 
 FILE = "assessment.json"
 VERSION = 4
 QUANTILES = (0.1, 0.5, 0.9)  # the outermost ones bound the interval whose coverage is reported
-TRUE_BOUNDARIES = {"text": "true tokens", "series": "change points"}  # where the data know them
-LONGEST = {"text": 24, "series": 64}  # tokens at least so long are counted together
 
 
 @dataclass(frozen=True)
@@ -264,7 +262,7 @@ def _measure(folder: Path, evaluation_request: EvaluationRequest) -> RunEvaluati
     parts = trained.components
     prepare(config.hardware)
     corpus = load_corpus(config.data)
-    series = corpus.series
+    series = _series_of(corpus)
     held_out = corpus.validation(config.validation.sequences)
     bias = None
     if evaluation_request.calibrate:  # methods which do not learn are measured on the same sequences
@@ -286,7 +284,9 @@ def _measure(folder: Path, evaluation_request: EvaluationRequest) -> RunEvaluati
     agreement = {name: _agreement(action_BT, boundary_BT) for name, boundary_BT in scores.extra.items()}
     if held_out.gold_BN is not None:
         gold_BT = held_out.gold_BN[:, :-1] & scores.decision_mask_BT
-        agreement[TRUE_BOUNDARIES[config.data.kind]] = _agreement(action_BT, gold_BT, config.data.tolerance)
+        agreement[config.data.options.words.true_boundaries] = _agreement(
+            action_BT, gold_BT, config.data.options.boundary_tolerance
+        )
     calibration = None
     if bias is not None:
         plain = evaluate(parts, held_out, EvalOptions(config.validation.batch_size))
@@ -312,7 +312,7 @@ def _measure(folder: Path, evaluation_request: EvaluationRequest) -> RunEvaluati
         loss_early=None if scores.loss_early_B is None else scores.loss_early_B.mean().item(),
         boundary_rate=scores.boundary_rate,
         calibration=calibration,
-        token_lengths=token_lengths(action_BT, LONGEST[config.data.kind]),
+        token_lengths=token_lengths(action_BT, config.data.options.longest_token),
         agreement=agreement,
         at_rates=at_rates(parts, config, evaluation_request.rates, corpus),
         **of_kind,
@@ -347,6 +347,13 @@ def at_rates(parts: Components, config: Config, rates: Sequence[float], corpus: 
         RateEvaluation(p.way, p.target_rate, p.boundary_rate, p.flops, p.logit_bias, loss_B.tolist())
         for p, loss_B in measured
     ]
+
+
+def _series_of(corpus: Corpus) -> SeriesData | None:
+    """Return the series of a corpus; None if it is of another kind."""
+    if isinstance(corpus.dataset, SeriesData):
+        return corpus.dataset
+    return None
 
 
 def _test_loss(parts: Components, series: SeriesData, config: Config, options: EvalOptions) -> float | None:

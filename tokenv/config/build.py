@@ -15,6 +15,7 @@ from tokenv.agents.pretrained import PretrainedAgent
 from tokenv.config import registry
 from tokenv.config.files import LOADED, LoadedAgent, TrainedAgent
 from tokenv.core import checkpoints, trust
+from tokenv.core.conversion import parameters
 from tokenv.core.errors import UserError
 from tokenv.core.rates import RateRange
 from tokenv.lm.codecs.base import Codec
@@ -25,20 +26,21 @@ from tokenv.lm.unet import Encoder, UNet
 ENCODER_PREFIXES = ("lm.codec.", "lm.down.", "lm.early_norm.", "lm.early_head.")
 
 
-def build_codec(section: Mapping[str, Any], model: UNetConfig, channels: int, covariates: int = 0) -> Codec:
+def build_codec(section: Mapping[str, Any], model: UNetConfig, of_data: Mapping[str, Any]) -> Codec:
     """Build the codec of a model.
 
     Args:
         section: ``name`` of the codec and its options.
         model: configuration of the model.
-        channels: number of predicted values of one symbol of series.
-        covariates: number of values beside them which are only read.
+        of_data: arguments from the data, passed if the codec's constructor takes them.
 
     Raises:
         UserError: the name or an option is unknown, or a value out of range.
     """
-    context = {"width": model.width, "softcap": model.output_softcap, "channels": channels, "covariates": covariates}
-    return registry.build("codec", section, registry.CODECS, **context)
+    known = parameters(registry.find("codec", section["name"], registry.CODECS))
+    taken = {name: value for name, value in of_data.items() if name in known}
+    context = {"width": model.width, "softcap": model.output_softcap}
+    return registry.build("codec", {**taken, **section}, registry.CODECS, **context)
 
 
 def build_agent(section: Mapping[str, Any], **context: Any) -> Agent:
@@ -145,7 +147,7 @@ def load_pretrained_agent(
             f"rate = {new_rate:g}: the agent that agent.pretrained = {pretrained!r} names was trained for another; "
             f"expected {expected}"
         )
-    own_codec = build_codec(trained.codec, trained.model, trained.channels, trained.covariates)
+    own_codec = build_codec(trained.codec, trained.model, trained.codec_options)
     if own_codec.symbol_shape != codec.symbol_shape or own_codec.symbol_dtype != codec.symbol_dtype:
         raise UserError(
             f"agent.pretrained = {pretrained!r}: its agent reads symbols of shape {own_codec.symbol_shape} and type "

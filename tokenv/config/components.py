@@ -299,8 +299,9 @@ def check_components(config: Config, world: int = 1, *, read_files: bool = True)
 
 
 def _build_codec(config: Config) -> Codec:
-    series = config.data.series
-    return build_codec(config.codec, config.model, series.channels, len(series.covariates))
+    codec = build_codec(config.codec, config.model, config.data.options.codec_options)
+    config.data.options.check_run(config, codec)
+    return codec
 
 
 def _build_learners(

@@ -25,10 +25,10 @@ from tokenv.core import run_folders, trust
 from tokenv.core.conversion import Section, check_keys, from_dict
 from tokenv.core.errors import UserError
 from tokenv.core.rates import RateRange
-from tokenv.data.config import BUILT_IN, HUB_PREFIX, SYNTHETIC_SERIES, check_sources
+from tokenv.data.config import BUILT_IN, HUB_PREFIX, check_sources
+from tokenv.data.kinds import named_sources
 from tokenv.lm.config import UNetConfig
 
-NO_FILES = {*BUILT_IN, *SYNTHETIC_SERIES}  # values of data.source
 LOADED = "loaded"  # agent.name of an agent of an earlier run
 
 
@@ -38,19 +38,17 @@ class TrainedAgent:
 
     Args:
         rate: rate of that run.
-        channels: number of predicted values of one symbol of series.
+        codec_options: arguments which the data of that run gave its codec.
         codec: codec section of that run.
         model: model section of that run.
         agent: agent section of that run.
-        covariates: number of values of one symbol of series which are only read.
     """
 
     rate: float | RateRange
-    channels: int
+    codec_options: Section
     codec: Section
     model: UNetConfig
     agent: Section
-    covariates: int = 0
 
 
 @dataclass(frozen=True)
@@ -110,11 +108,10 @@ def inherit_section(section: Mapping[str, Any], updates: Mapping[str, Any]) -> d
     path, config = _best_checkpoint(section["pretrained"])
     trained = config.agent.get("trained") or {
         "rate": config.as_dict()["rate"],
-        "channels": config.data.series.channels,
+        "codec_options": config.data.options.codec_options,
         "codec": config.codec,
         "model": asdict(config.model),
         "agent": config.agent,
-        "covariates": len(config.data.series.covariates),
     }
     return {"name": LOADED, "pretrained": str(path.resolve()), "frozen": frozen, "trained": trained}
 
@@ -274,8 +271,8 @@ def read_yaml(path: Path) -> dict[str, Any]:
 def merge(base: Mapping[str, Any], update: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``base`` updated by ``update``, section by section.
 
-    A new ``name`` in a section such as ``agent`` drops that section's options, which belong to another class, and an
-    empty ``teacher`` the teacher.
+    A new ``name`` in a section such as ``agent`` drops that section's options, which belong to another class, a new
+    ``kind`` of data its ``options``, and an empty ``teacher`` the teacher.
     """
     merged = copy.deepcopy(dict(base))
     for key, value in update.items():
@@ -283,7 +280,12 @@ def merge(base: Mapping[str, Any], update: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(value, dict) and isinstance(old, dict):
             other_class = isinstance(value.get("name"), str) and value["name"] != old.get("name")
             no_teacher = key == "teacher" and not value
-            merged[key] = copy.deepcopy(value) if other_class or no_teacher else merge(old, value)
+            if "kind" in value and value["kind"] != old.get("kind"):
+                old = {name: each for name, each in old.items() if name != "options"}
+            if other_class or no_teacher:
+                merged[key] = copy.deepcopy(value)
+            else:
+                merged[key] = merge(old, value)
         else:
             merged[key] = copy.deepcopy(value)
     return merged
@@ -343,9 +345,10 @@ def resolve(names: list[str], updates: dict[str, Any], base: dict[str, Any] | No
 def _with_absolute_paths(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return values whose paths of existing files are absolute, so that the stored run is read from any folder."""
     absolute = copy.deepcopy(dict(values))
+    no_files = {*BUILT_IN, *named_sources()}
     for section, key in trust.path_options(absolute):
         path = section[key]
         prefix = HUB_PREFIX if path.startswith(HUB_PREFIX) else ""
-        if path not in NO_FILES and os.path.exists(trust.local_path(path)):
+        if path not in no_files and os.path.exists(trust.local_path(path)):
             section[key] = prefix + trust.local_path(path)
     return absolute

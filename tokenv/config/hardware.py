@@ -16,7 +16,6 @@ from tokenv.config.schema import Config, HardwareConfig, TrainConfig
 from tokenv.core.devices import device_module, has_own_memory, is_accelerator
 from tokenv.core.errors import UserError
 from tokenv.core.rates import highest_rate
-from tokenv.data.config import SYNTHETIC_SERIES
 from tokenv.lm.config import UNetConfig
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
@@ -153,8 +152,8 @@ def training_bytes(config: Config, *, parameters: int = 0, samples: int = 1, row
     corpus = 0
     if data.source == "words":
         corpus = (data.words_documents + data.lexicon_size) * MIN_DOCUMENT
-    if data.source in SYNTHETIC_SERIES:
-        corpus = data.series.count * data.series.length * 9
+    if data.source in data.options.sources:
+        corpus = data.options.min_bytes
     return {
         "model": (model_parameters(model) + parameters) * number * STATES // config.hardware.fsdp_size,
         "train.batch_size, data.seq_len": activation * (saved + (samples - 1) * model.width),
@@ -228,7 +227,7 @@ def check_forecast(config: Config, samples: int, horizon: int) -> None:
         UserError: it cannot fit.
     """
     written = samples * config.data.seq_len * _cache_bytes(config)
-    stored = samples * horizon * config.data.series.channels * 8
+    stored = samples * horizon * config.data.options.channels * 8
     _check(f"{samples:,} samples of a forecast", written + stored, config.hardware.device, "lower samples")
 
 

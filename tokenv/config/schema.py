@@ -22,7 +22,8 @@ from tokenv.core.errors import (
     check_bounds,
 )
 from tokenv.core.rates import RateRange
-from tokenv.data.config import SYNTHETIC_SERIES, DataConfig
+from tokenv.data.config import DataConfig
+from tokenv.data.kinds import all_kinds
 from tokenv.lm.config import UNetConfig
 
 
@@ -297,37 +298,14 @@ class Config:
         _require(not untrained, "freeze_lm", self.freeze_lm, "init_from=RUN beside it, since this model is not trained")
         most = self.data.seq_len - 1
         _require(self.model.horizon <= most, "model.horizon", self.model.horizon, f"at most data.seq_len - 1 = {most}")
-        if self.model.direct:
-            self._check_direct()
         if self.train.shrink:
             _require(self.model.linear_path > 0, "train.shrink", True, "model.linear_path, towards which it shrinks")
             _require(not self.freeze_lm, "train.shrink", True, "freeze_lm=False, because it changes the model")
             whole = self.hardware.fsdp_size == 1
             _require(whole, "train.shrink", True, "hardware.fsdp_size = 1, because it changes a whole parameter")
-        if self.data.series.covariates:
-            self._check_covariates()
-        wrong = {"bytes": "series", "series": "text"}.get(self.codec["name"])
-        _require(self.data.kind != wrong, "codec.name", self.codec["name"], f"a codec for data.kind={self.data.kind}")
-
-    def _check_direct(self) -> None:
-        _require(self.data.kind == "series", "data.kind", self.data.kind, "series, for model.direct=True")
-        context, history = self.data.series.context, self.data.seq_len - self.model.horizon
-        expected = (
-            f"data.seq_len - model.horizon = {history} with model.direct=True: the history is normalised as a whole, "
-            "and has no likelihood"
-        )
-        _require(context == history, "data.series.context", context, expected)
-        path = self.model.linear_path
-        _require(path in (0, history), "model.linear_path", path, f"0, or data.seq_len - model.horizon = {history}")
-
-    def _check_covariates(self) -> None:
-        horizon, series = self.model.horizon, self.data.series
-        _require(horizon > 0, "model.horizon", horizon, "at least 1 with covariates, which the direct head alone reads")
-        steps = horizon if series.future_covariates else 0
-        expected = f"{steps}, which is {'model.horizon' if steps else 'right without data.series.future_covariates'}"
-        _require(series.future_steps == steps, "data.series.future_steps", series.future_steps, expected)
-        written = self.data.source in SYNTHETIC_SERIES
-        _require(not written, "data.source", self.data.source, "a file or hub data set, whose columns are covariates")
+        for kind, other in all_kinds().items():
+            theirs = kind != self.data.kind and self.codec["name"] == other.codec
+            _require(not theirs, "codec.name", self.codec["name"], f"a codec for data.kind={self.data.kind}")
 
     @property
     def cut_len(self) -> int:

@@ -195,6 +195,6 @@ def check_causal(agent: BoundaryAgent, *, direct: bool) -> None:
             f"this {type(agent).__name__} agent reads the whole history before it draws a boundary, and here every "
             "symbol of the history is predicted from those before it: it would look ahead. Expected direct forecasts, "
             "which predict nothing of their history (model.direct=True with model.horizon=H and "
-            "data.series.context = data.seq_len - H), or an agent that draws while it reads, such as "
+            "data.options.context = data.seq_len - H), or an agent that draws while it reads, such as "
             "exact_count or learned"
         )

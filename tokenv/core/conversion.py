@@ -81,7 +81,8 @@ def hint_at(kind: type, key: str) -> Any:
     """Return the annotation of a dotted key, such as ``data.source``; Any where there is none.
 
     The keys of a field ``config`` are on the level of its dataclass, as on the command line. The metadata of a field
-    with a dictionary give its type: ``holds``, or ``each`` for that of its values (``Self``: this dataclass).
+    with a dictionary give its type: ``holds``, or ``each`` for that of its values (``Self``: this dataclass); or
+    ``hint``, a function from the key within the dictionary to its annotation.
 
     Args:
         kind: dataclass of the key.
@@ -98,6 +99,8 @@ def hint_at(kind: type, key: str) -> Any:
         return str if rest in SECTION_TEXTS else Any
     inner = next(filter(is_dataclass, (hint, *get_args(hint))), None)
     metadata: Mapping[str, Any] = next((item.metadata for item in fields(kind) if item.name == first), {})
+    if "hint" in metadata:
+        return metadata["hint"](rest)
     if "each" in metadata:
         inner = kind if metadata["each"] is Self else metadata["each"]
         _, dot, rest = rest.partition(".")

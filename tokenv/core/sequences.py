@@ -16,7 +16,7 @@ class SequenceBatch:
 
     Attributes:
         symbol_BN: bytes 0 to 255, int64 [B, N] (uint8 where `tokenv.data.corpus` has staged them for a GPU); of
-            series float64 [B, N, C, 5], see `tokenv.data.windows`.
+            series float64 [B, N, C, 5], see `tokenv.series.windows`.
         origin: one "document name @ byte offset" per sequence, for its first byte.
         gold_BN: True at the last byte of every true token, bool [B, N]; None if the truth is unknown.
         document_B: index of the document in which a sequence starts, int64 [B]. It distinguishes the documents of

@@ -1,4 +1,4 @@
-"""Corpora of text or series: load one, and take training and validation sequences from it."""
+"""Corpora: load one of any kind of data, and take training and validation sequences from it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from tokenv.data.config import HUB_PREFIX, DataConfig, check_sources
 from tokenv.data.documents import read_documents
 from tokenv.data.hub import StreamingDataset
 from tokenv.data.split import Split, digest, split_documents, split_from
-from tokenv.data.stream import EpochBlocks, InMemoryBlocks, Streams, TrainStream, low_discrepancy_order
-from tokenv.data.windows import SeriesData, load_series
+from tokenv.data.stream import Dataset, EpochBlocks, InMemoryBlocks, Streams, TrainStream, low_discrepancy_order
 
 _CORPORA: dict[str, Corpus] = {}
 
@@ -83,7 +82,7 @@ def _describe_too_small(split: Split, config: DataConfig) -> str:
 
 
 class Corpus:
-    """Text corpus split by document, or series split by time, into training and validation sequences.
+    """Data which are split into training and validation sequences: text by document, other kinds as they say.
 
     Attributes:
         seq_len: symbols of a sequence.
@@ -91,19 +90,18 @@ class Corpus:
         fingerprint: hex digest of the data and of how it is split and cut; two loads of the same data with
             the same settings have the same one.
         streamed: whether it is read on the fly instead of held in memory.
-        series: the series, of which sequences are windows; None for text.
+        dataset: the data, split.
         overlap: share of the held-out 32-byte windows which also occur in training text, estimated from at most two
-            million windows; NaN if unknown, as for series and streamed data.
+            million windows; NaN if unknown, as for other kinds of data and streamed text.
     """
 
-    def __init__(self, data: InMemoryDataset | SeriesData | StreamingDataset, config: DataConfig) -> None:
-        self._data = data
+    def __init__(self, dataset: Dataset | StreamingDataset, config: DataConfig) -> None:
+        self.dataset = dataset
         self.seq_len = config.seq_len
         self.name = config.source
-        self.fingerprint = data.fingerprint
-        self.streamed = isinstance(data, StreamingDataset)
-        self.series = data if isinstance(data, SeriesData) else None
-        self.overlap = getattr(data, "overlap", math.nan)
+        self.fingerprint = dataset.fingerprint
+        self.streamed = isinstance(dataset, StreamingDataset)
+        self.overlap = getattr(dataset, "overlap", math.nan)
 
     def train(self, *, seed: int = 0) -> TrainStream:
         """Open an endless stream of training sequences.
@@ -125,12 +123,11 @@ class Corpus:
             count: streams into which a data set read on the fly is cut, at least 1.
             seed: see `train`.
         """
-        data = self._data
         parts: list[EpochBlocks] = []
-        if isinstance(data, StreamingDataset):
-            parts += data.streams(seed, count)
+        if isinstance(self.dataset, StreamingDataset):
+            parts += self.dataset.streams(seed, count)
         else:
-            parts.append(data.blocks(seed))
+            parts.append(self.dataset.blocks(seed))
         return Streams([TrainStream(blocks, seq_len=self.seq_len, fingerprint=self.fingerprint) for blocks in parts])
 
     def validation(self, max_sequences: int | None = None) -> SequenceBatch:
@@ -147,7 +144,18 @@ class Corpus:
         """
         if max_sequences is not None and max_sequences < 1:
             raise ValueError(f"max_sequences is {max_sequences}; expected at least 1: raise it or leave it out")
-        return self._data.validation(max_sequences)
+        return self.dataset.validation(max_sequences)
+
+    def test(self, max_sequences: int | None = None) -> SequenceBatch:
+        """Return the test sequences, as ``validation`` does.
+
+        Raises:
+            UserError: this kind of data has no test side, or too few symbols there.
+        """
+        if not hasattr(self.dataset, "test"):
+            raise UserError("split = 'test': expected validation, for a corpus of text has no test side")
+        batch: SequenceBatch = self.dataset.test(max_sequences)
+        return batch
 
 
 @dataclass(frozen=True)
@@ -169,7 +177,7 @@ class CorpusFactory:
 
 
 def load_corpus(config: DataConfig, *, progress: bool = False) -> Corpus:
-    """Read a corpus, split it by document (series by time) and cut it into sequences.
+    """Read a corpus, split it and cut it into sequences.
 
     Args:
         config: what to read and how to cut it.
@@ -177,12 +185,12 @@ def load_corpus(config: DataConfig, *, progress: bool = False) -> Corpus:
 
     Raises:
         MissingFileError: a source does not exist.
-        UserError: the data cannot be read as text or series, is too little for one training and one validation
+        UserError: the data cannot be read as their kind, is too little for one training and one validation
             sequence, or is a file which only a stored run names (see `check_sources`).
     """
     check_sources(config)
-    if config.kind == "series":
-        return Corpus(load_series(config), config)
+    if config.kind != "text":
+        return Corpus(config.options.load(config), config)
     validation = None
     if config.validation_source is not None:
         validation = list(_read(config.validation_source, config, progress))

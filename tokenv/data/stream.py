@@ -57,6 +57,22 @@ class InMemoryBlocks:
         self._order_P = generator.permutation(len(self._sequences))
 
 
+class Dataset(Protocol):
+    """Sequences for training and validation, all in memory; a ``test`` of the same form as ``validation`` is optional.
+
+    Attributes:
+        fingerprint: hex digest of the sequences, and of how they are split and cut.
+    """
+
+    fingerprint: str
+
+    def blocks(self, seed: int) -> InMemoryBlocks:
+        """Return the endless epochs over the training sequences."""
+
+    def validation(self, max_sequences: int | None) -> SequenceBatch:
+        """Return the validation sequences, or so many which represent them; always the same."""
+
+
 def low_discrepancy_order(count: int) -> np.ndarray[Any, Any]:
     """Return an order of `count` sequences whose first entries always lie evenly over the whole.
 

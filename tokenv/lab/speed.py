@@ -22,7 +22,6 @@ from tokenv.config.schema import Config
 from tokenv.core import keys
 from tokenv.core.devices import compiles
 from tokenv.core.sequences import TensorSource
-from tokenv.data.tables import Recording
 from tokenv.env.generation import generate
 from tokenv.env.rollout import rollout
 from tokenv.env.stepping import TokenizationEnv
@@ -37,6 +36,7 @@ from tokenv.lm.layers import RMSNorm, RotaryTable
 from tokenv.lm.unet import make_layers
 from tokenv.series.contexts import ContextBatch, last_windows
 from tokenv.series.forecaster import batch_size, check_forecast, forecast
+from tokenv.series.tables import Recording
 from tokenv.training.optimizers import make_optimizer, optimizer_flops, optimizer_step
 from tokenv.training.update import PassInput, TrainingStep
 
@@ -393,7 +393,7 @@ def bench_forecasts(options: BenchOptions, *, progress: bool = False) -> dict[st
 
 def _random_histories(options: BenchOptions, length: int, count: int) -> ContextBatch:
     config = options.config
-    shape = (count, length, config.data.series.channels)
+    shape = (count, length, config.data.options.channels)
     value_BLC = torch.randn(shape, generator=torch.Generator().manual_seed(config.seed), dtype=torch.float64).numpy()
     columns = [f"{channel}" for channel in range(shape[2])]
     recordings = [Recording(f"{row}", columns, value_LC) for row, value_LC in enumerate(value_BLC)]

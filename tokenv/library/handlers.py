@@ -18,7 +18,7 @@ from tokenv.library.model import Model
 from tokenv.library.spans import Spans
 from tokenv.plotting.characters import characters, escape
 from tokenv.plotting.html import coloured, legend, render
-from tokenv.plotting.theme import TERMINOLOGY, in_words
+from tokenv.plotting.theme import in_words
 
 MAX_BYTES = 10_000  # bytes of a text which a small model segments on a CPU without a noticeable delay
 CACHED_MODELS = 4  # models in memory, besides one of each run
@@ -64,7 +64,7 @@ class ModelCache:
                 state = RunState.read(path)
             except (UserError, OSError):  # damaged, or deleted in the meantime
                 continue
-            terms = TERMINOLOGY[state.settings.data.kind]
+            terms = state.settings.data.options.words
             loss = state.loss
             description = f"{state.symbols:,} {terms.symbol}s of training"
             if loss is not None:

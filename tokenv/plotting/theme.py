@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -115,30 +114,6 @@ def ink(background: str) -> str:
 def _linear(channel: float) -> float:
     """Undo the sRGB transfer curve."""
     return channel / 12.92 if channel <= 0.04045 else ((channel + 0.055) / 1.055) ** 2.4
-
-
-@dataclass(frozen=True)
-class Terminology:
-    """Names for one kind of data.
-
-    Attributes:
-        data: name of the data.
-        symbol: name of one symbol.
-        token: name of the symbols between two boundaries.
-        tokens: plural of ``token``.
-        document: name of a group of sequences which depend on one another.
-    """
-
-    data: str
-    symbol: str
-    token: str
-    tokens: str
-    document: str
-
-
-TEXT = Terminology("text", "byte", "token", "tokens", "document")
-SERIES = Terminology("series", "step", "patch", "patches", "group")
-TERMINOLOGY = {"text": TEXT, "series": SERIES}  # by data.kind
 
 
 def in_words(unit: str) -> str:

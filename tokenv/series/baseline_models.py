@@ -20,10 +20,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tokenv.core.errors import UserError
-from tokenv.data.windows import Series, SeriesData, Windows, moments
 from tokenv.lm.codecs.series import LAST, LOCATION, SCALE, VALUE, SeriesCodec, known_values, predict_linear
 from tokenv.lm.unet import UNet
 from tokenv.series.contexts import Array, ContextBatch
+from tokenv.series.windows import Series, SeriesData, Windows, moments
 
 Baselines: TypeAlias = dict[str, Callable[[ContextBatch], Array]]  # name to point forecasts [B, H, C]
 MIN_AUTOCORRELATION = 0.1  # of a season, which must also exceed four standard errors of noise

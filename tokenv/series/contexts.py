@@ -12,10 +12,10 @@ from torch import Tensor
 
 from tokenv.config.schema import Config
 from tokenv.core.errors import UserError
-from tokenv.data.config import SYNTHETIC_SERIES, SeriesConfig
 from tokenv.data.stream import low_discrepancy_order
-from tokenv.data.tables import Recording, extend_dates
-from tokenv.data.windows import Series, SeriesData, SplitBorders, frame_windows, series_of
+from tokenv.series.config import SYNTHETIC_SERIES, SeriesConfig
+from tokenv.series.tables import Recording, extend_dates
+from tokenv.series.windows import Series, SeriesData, SplitBorders, frame_windows, series_of
 
 Array: TypeAlias = np.ndarray[Any, Any]
 
@@ -130,7 +130,7 @@ def history_steps(config: Config, horizon: int, *, held_out: bool = True) -> int
             which has only its direct head: that needs its own horizon for test windows, and no more elsewhere.
     """
     history = config.data.seq_len - horizon
-    context = config.data.series.context
+    context = config.data.options.context
     predicted = config.model.horizon
     if config.model.direct:
         if held_out and horizon != predicted:
@@ -169,7 +169,7 @@ def last_windows(
         UserError: a recording is too short, or a column holds no value.
     """
     history = history_steps(config, horizon, held_out=False)
-    options = config.data.series
+    options = config.data.options
     origin_W = horizon + step * np.arange(windows)[::-1]  # steps before the series' end
     if not windows:
         origin_W = np.zeros(1, int)
@@ -212,7 +212,7 @@ def _check_length(recording: Recording, options: SeriesConfig, history: int, hel
         besides = f", besides the {held_out} of {windows} windows"
         fewer = ", choose fewer windows"
     raise UserError(
-        f"{recording.name} has {length} rows: expected more than the data.series.context = {options.context} that the "
+        f"{recording.name} has {length} rows: expected more than the data.options.context = {options.context} that the "
         f"model reads first{besides}, and preferably its full history of {history}: provide more rows{fewer}, or leave "
         "the recording out"
     )
@@ -253,7 +253,7 @@ def held_out_windows(data: SeriesData, horizon: int, count: int = 0, *, side: st
         cluster_P += series_P  # these are independent
     return ForecastContexts(
         series=data.series,
-        options=data.config.series,
+        options=data.config.options,
         horizon=horizon,
         series_P=series_P,
         start_P=start_P,

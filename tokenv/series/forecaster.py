@@ -13,7 +13,6 @@ from tokenv.config.hardware import check_forecast as check_memory
 from tokenv.config.schema import Config
 from tokenv.core import keys
 from tokenv.core.errors import UserError
-from tokenv.data.windows import SeriesData
 from tokenv.env.generation import generate
 from tokenv.env.rollout import observe
 from tokenv.evaluation.evaluator import DEFAULTS, EvalOptions, eval_mode, shift_noise
@@ -24,6 +23,7 @@ from tokenv.lm.unet import UNet
 from tokenv.series.baseline_models import Baselines, check_season
 from tokenv.series.contexts import Array, ContextBatch, ForecastContexts, held_out_windows, history_steps
 from tokenv.series.scores import ParametricForecast, PredictiveDistribution, SampleForecast
+from tokenv.series.windows import SeriesData
 
 MAX_BATCH = 512  # continuations sampled at once
 MAX_BATCH_DIRECT = 64  # histories read at once by the direct head
@@ -104,7 +104,7 @@ def check_forecast(
     """
     history = history_steps(config, horizon, held_out=held_out)
     check_season(season or 1, history)
-    check_horizon(config.model, horizon, direct=direct, covariates=len(config.data.series.covariates))
+    check_horizon(config.model, horizon, direct=direct, covariates=len(config.data.options.covariates))
     if not direct:
         check_memory(config, samples, horizon)
     return history

@@ -12,11 +12,11 @@ import pandas as pd
 from tokenv.config.hardware import check_forecast as check_memory
 from tokenv.config.schema import SAMPLES, Config
 from tokenv.core.errors import COUNT, UserError, check_value
-from tokenv.data.tables import DATE, IDENTIFIER, TARGET, check_frame, identifier_text, read_frame
 from tokenv.evaluation.evaluator import EvalOptions
 from tokenv.evaluation.loaded_run import LoadedRun, resolve_rate
 from tokenv.series.contexts import Array, ContextBatch, ForecastContexts, last_windows
 from tokenv.series.forecaster import check_horizon, make_forecasts
+from tokenv.series.tables import DATE, IDENTIFIER, TARGET, check_frame, identifier_text, read_frame
 
 CUTOFF = "cutoff"
 
@@ -80,9 +80,9 @@ class SeriesMethods:
 
         Args:
             frame: table with a row for each step: long, with the columns ``unique_id``, ``ds`` and ``y``; or wide, with
-                a column for each series (those in the run's ``data.series.columns``, or all) besides the dates, which
-                are the column in ``data.series.date`` or a ``DatetimeIndex``. Series may differ in length, and the rows
-                of a long table may have any order.
+                a column for each series (those in the run's ``data.options.columns``, or all) besides the dates, which
+                are the column in ``data.options.date`` or a ``DatetimeIndex``. Series may differ in length, and the
+                rows of a long table may have any order.
             horizon: number of steps to forecast.
             quantiles: probabilities in (0, 1), ascending.
             samples: number of continuations per forecast if values are sampled one after another.
@@ -90,7 +90,7 @@ class SeriesMethods:
                 horizon.
             seed: the same seed gives the same result.
             rate: boundaries per step, for a model trained for a range; None for the mean of the range.
-            future: covariates of the steps to forecast, for a model with ``data.series.future_covariates``: rows like
+            future: covariates of the steps to forecast, for a model with ``data.options.future_covariates``: rows like
                 those of ``frame``, without values. Past covariates are further columns of ``frame``.
 
         Returns:
@@ -104,7 +104,7 @@ class SeriesMethods:
                 series, or future covariates are missing.
         """
         direct = self._check(horizon, quantiles, samples, direct)
-        options = self.config.data.series
+        options = self.config.data.options
         frame = check_frame("frame", frame)
         if future is not None:
             future = check_frame("future", future)
@@ -113,7 +113,7 @@ class SeriesMethods:
             if missing or not expected:
                 raise UserError(
                     f"future has the columns {', '.join(map(str, future.columns))}: expected those of "
-                    f"data.series.future_covariates = {expected!r}, and dates as in frame"
+                    f"data.options.future_covariates = {expected!r}, and dates as in frame"
                 )
             frame = pd.concat([frame, future])
         contexts = last_windows(read_frame(frame, options), self.config, horizon)
@@ -163,7 +163,7 @@ class SeriesMethods:
             step = horizon
         check_value("step", step, COUNT)
         frame = check_frame("frame", frame)
-        recordings = read_frame(frame, self.config.data.series)
+        recordings = read_frame(frame, self.config.data.options)
         contexts = last_windows(recordings, self.config, horizon, windows=windows, step=step)
         table = self._table(contexts, quantiles, samples, direct, EvalOptions(seed=seed, rate=rate))
         return _with_identifiers_of(frame, table)
@@ -180,7 +180,7 @@ class SeriesMethods:
         check_value("samples", samples, SAMPLES)
         if direct is None:
             direct = config.model.direct or config.model.horizon >= horizon
-        check_horizon(config.model, horizon, direct=direct, covariates=len(config.data.series.covariates))
+        check_horizon(config.model, horizon, direct=direct, covariates=len(config.data.options.covariates))
         if not direct:
             check_memory(config, samples, horizon)
         return direct

@@ -30,6 +30,7 @@ from tokenv.evaluation.run_state import Evaluation, History, Log, RunState
 from tokenv.lm.flops import Batch
 from tokenv.series.baseline_models import fit_to_training_steps
 from tokenv.series.forecaster import check_shrinkable, fit_shrinkage, shrink_correction
+from tokenv.series.windows import SeriesData
 from tokenv.training.checkpointing import latest_checkpoint, make_checkpoint, restore
 from tokenv.training.data_parallel import DataParallelGroup, RankStream, apply_fsdp, unsharded
 from tokenv.training.metrics import MetricsLogger, PendingUpdate, UpdateFlops
@@ -181,8 +182,8 @@ class Trainer:
         if config.train.shrink:
             check_shrinkable(self.components.lm)
         self.corpus = load_corpus(config.data, progress=self.progress)
-        if resume is None and config.init_from is None and self.corpus.series is not None:
-            fit_to_training_steps(self.components.lm, self.corpus.series)
+        if resume is None and config.init_from is None and isinstance(self.corpus.dataset, SeriesData):
+            fit_to_training_steps(self.components.lm, self.corpus.dataset)
         self.held_out = self.corpus.validation(config.validation.sequences)
         if config.validation.calibrate:
             self.held_out, self.calibration = split_for_calibration(self.corpus, config.validation.sequences)
@@ -272,8 +273,8 @@ class Trainer:
     def shrink(self) -> None:
         """Shrink the model's correction of its linear path, by the squared error on validation windows."""
         self.metrics.flush()
-        assert self.corpus.series is not None
-        factor = self.ranks.from_rank0(partial(fit_shrinkage, self.components, self.corpus.series))
+        assert isinstance(self.corpus.dataset, SeriesData)
+        factor = self.ranks.from_rank0(partial(fit_shrinkage, self.components, self.corpus.dataset))
         shrink_correction(self.components.lm, factor)
         self.state.record("validation", {"shrinkage": factor}, self.log)
 
@@ -299,7 +300,7 @@ class Trainer:
         options = EvalOptions(
             self.config.validation.batch_size,
             logit_bias=logit_bias,
-            tolerance=self.config.data.tolerance,
+            tolerance=self.config.data.options.boundary_tolerance,
             progress=self.progress,
         )
         return evaluate(self.components, self.held_out, options, group=self.ranks.cpu_group, shard=self.fsdp_size)

@@ -26,10 +26,11 @@ from tokenv.compare.report.pictures import draw_pictures, draw_ranks
 from tokenv.compare.report.table import Column, Table
 from tokenv.compare.score_statistics import add_reversed_pairs, describe_difference
 from tokenv.core.atomic import write_atomically
+from tokenv.core.terminology import TEXT, Terminology
 from tokenv.plotting.characters import escape, escape_line
 from tokenv.plotting.figures import Picture
 from tokenv.plotting.html import coloured, legend, render
-from tokenv.plotting.theme import SERIES, Terminology, in_words
+from tokenv.plotting.theme import in_words
 
 _NOTES_ON_TEXT = (
     "BPE guidance reads ahead: the end of a BPE token depends on bytes which are not yet predicted, even with its "
@@ -74,7 +75,7 @@ def write_notes(words: Terminology, unit: str) -> list[str]:
         "Verdicts and intervals are not corrected for the number of pairs: of twenty pairs which do not differ, one "
         "will seem to. Holm's corrected p-values are: if all pairs with one below 0.05 are taken to differ, the "
         "probability that any of them does not is at most 5%.",
-        *(_NOTES_ON_SERIES if words == SERIES else _NOTES_ON_TEXT),
+        *(_NOTES_ON_TEXT if words == TEXT else _NOTES_ON_SERIES),
         "The loss at equal FLOPs is read from the curves where the cheapest run ends. The learning rate of a longer "
         "training has not come down yet there: a training of that length would have reached less.",
         f"FLOPs are 6 per matrix parameter for every {words.symbol} or {words.token}, which is the paper's rule, and "

@@ -352,13 +352,14 @@ def draw_forecasts(forecasts: ForecastComparison, colours: Mapping[str, str]) ->
 
 def _draw_windows(comparison: Comparison) -> Iterator[Picture]:
     """Draw one picture a window, named ``window-1`` and so on, with one row a method, the best on top."""
-    context = comparison.methods[0].runs[0].config.data.series.context
     firsts = {method.name: method.runs[0].evaluation.windows for method in sort_methods(comparison)}
     for index in range(max(map(len, firsts.values()))):
         known = {name: windows[index] for name, windows in firsts.items() if index < len(windows)}
         rows = [replace(window, name=short(name)) for name, window in known.items()]
 
-        def draw(figure: Figure, rows: list[SeriesExcerpt] = rows) -> None:
+        context = comparison.methods[0].runs[0].config.data.options.context
+
+        def draw(figure: Figure, rows: list[SeriesExcerpt] = rows, context: int = context) -> None:
             entries = draw_windows(figure, rows, context)
             legend_below(figure, list(entries.values()), list(entries))
 

@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
 
 from tokenv.core.errors import UserError
-from tokenv.data import builtin
-from tokenv.data.builtin import synthetic_series
-from tokenv.data.config import SYNTHETIC_SERIES, DataConfig, SeriesConfig
+from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
-from tokenv.data.windows import load_series, moments, normalise_window, split_borders
+from tokenv.series import synthetic
+from tokenv.series.config import SYNTHETIC_SERIES, SeriesConfig
+from tokenv.series.kind import SeriesKind
+from tokenv.series.synthetic import synthetic_series
+from tokenv.series.windows import load_series, moments, normalise_window, split_borders
 
 ROWS = 200
 
@@ -25,7 +27,7 @@ def make_config(source, *, seq_len=16, validation=0.2, **series):
         source=str(source),
         seq_len=seq_len,
         validation=validation,
-        series=SeriesConfig(**{"context": 4} | series),
+        options=SeriesKind(**{"context": 4} | series),
     )
 
 
@@ -269,7 +271,7 @@ def test_synthetic_series_change_where_they_say(source):
     again = load_series(config)
     assert again.fingerprint == data.fingerprint
     assert_array_equal(again.series[3].value_LC, data.series[3].value_LC)
-    other = DataConfig(kind="series", source=source, seq_len=16, validation=0.2, seed=1, series=config.series)
+    other = DataConfig(kind="series", source=source, seq_len=16, validation=0.2, seed=1, options=config.options)
     assert load_series(other).fingerprint != data.fingerprint
     batch = load_corpus(config).validation(5)
     assert batch.gold_BN.shape == (5, 16)
@@ -286,7 +288,7 @@ def test_levels_change_only_at_change_points():
 def test_echoes_are_pulses_their_answers_decoys_and_noise(monkeypatch):
     """Without the noise: once the answers to all earlier pulses are taken away, what is left is pulses and decoys."""
     noisy_SL, _ = synthetic_series("echoes", 20, 800, 24, seed=0)
-    monkeypatch.setattr(builtin, "ECHO_NOISE", 0.0)
+    monkeypatch.setattr(synthetic, "ECHO_NOISE", 0.0)
     value_SL, gold_SL = synthetic_series("echoes", 20, 800, 24, seed=0)
     assert (noisy_SL - value_SL).std() == pytest.approx(0.1, rel=0.05)
     rest_SL = value_SL.copy()
@@ -356,11 +358,11 @@ def at(column, row, value):
         (at("b", 5, "high"), {}, r"x.csv line 7, column 'b': 'high' is no number"),
         (at("b", 5, "inf"), {}, r"x.csv line 7, column 'b': 'inf' is not finite"),
         (at("b", 5, "1,2"), {}, r"x.csv line 7 has 4 cells; expected 3 as in the header"),
-        (table, {"columns": ["a", "OTT"]}, r"has no column 'OTT', which data.series.columns names: it has date, a, b"),
-        (table, {"date": "time"}, r"has no date column 'time' but date, a, b: set data.series.date"),
+        (table, {"columns": ["a", "OTT"]}, r"has no column 'OTT', which data.options.columns names: it has date, a, b"),
+        (table, {"date": "time"}, r"has no date column 'time' but date, a, b: set data.options.date"),
         (lambda: {"date": table()["date"]}, {}, "has no value column"),
         (table, {"date": None}, r"column 'date': '2016-07-01 00:00:00' is no number; .*name the value columns"),
-        (table, {"test": 0.8}, "data.validation is 0.2 and data.series.test 0.8; expected less than 1"),
+        (table, {"test": 0.8}, "data.validation is 0.2 and data.options.test 0.8; expected less than 1"),
     ],
 )
 def test_bad_files_are_named(tmp_path, columns, series, message):
@@ -390,8 +392,8 @@ def test_missing_and_broken_files_are_named(tmp_path):
         ({"source": "regimes"}, r"data.source is 'regimes', a series, .*set data.kind=series and codec.name=series"),
         ({"source": "x.csv"}, r"data.source is 'x.csv', a series"),
         ({"kind": "series"}, r"data.source is 'python'; expected of a series one of regimes, bursts, chirps"),
-        ({"kind": "serie"}, r"data.kind = 'serie': expected text or series"),
-        ({"kind": "series", "source": "chirps", "seq_len": 32}, r"data.series.context is 32; expected less than"),
+        ({"kind": "serie"}, r"data.kind = 'serie' is unknown: did you mean 'series'"),
+        ({"kind": "series", "source": "chirps", "seq_len": 32}, r"data.options.context is 32; expected less than"),
         ({"kind": "series", "source": "chirps", "validation_source": "x.csv"}, r"data.validation_source is 'x.csv'"),
     ],
 )
@@ -403,14 +405,14 @@ def test_incompatible_options_are_rejected(options, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"context": 0}, "data.series.context = 0"),
-        ({"stride": 1.5}, "data.series.stride = 1.5"),
-        ({"floor": 0.0}, "data.series.floor = 0.0"),
-        ({"test": 1.0}, "data.series.test = 1.0"),
-        ({"split": "random"}, "data.series.split = 'random': expected auto or fractions"),
-        ({"columns": [3]}, r"data.series.columns is \[3\]; expected names"),
+        ({"context": 0}, "data.options.context = 0"),
+        ({"stride": 1.5}, "data.options.stride = 1.5"),
+        ({"floor": 0.0}, "data.options.floor = 0.0"),
+        ({"test": 1.0}, "data.options.test = 1.0"),
+        ({"split": "random"}, "data.options.split = 'random': expected auto or fractions"),
+        ({"columns": [3]}, r"data.options.columns is \[3\]; expected names"),
         ({"columns": "a,a"}, "expected every name once"),
-        ({"joint": True}, "data.series.joint is true and data.series.columns names none"),
+        ({"joint": True}, "data.options.joint is true and data.options.columns names none"),
     ],
 )
 def test_options_out_of_range_are_refused(options, message):

@@ -21,10 +21,11 @@ import torch
 
 from tokenv.core.errors import UserError
 from tokenv.core.sequences import SequenceBatch
-from tokenv.data.builtin import synthetic_series
-from tokenv.data.config import HUB_PREFIX, SYNTHETIC_SERIES, DataConfig, SeriesConfig, check_sources
+from tokenv.data.config import HUB_PREFIX, DataConfig, check_sources
 from tokenv.data.stream import InMemoryBlocks, low_discrepancy_order
-from tokenv.data.tables import Recording, read_hub, read_table
+from tokenv.series.config import SYNTHETIC_SERIES, SeriesConfig
+from tokenv.series.synthetic import synthetic_series
+from tokenv.series.tables import Recording, read_hub, read_table
 
 Array = np.ndarray[Any, Any]
 ETT_ROWS_PER_HOUR = {"ETTh": 1, "ETTm": 4}
@@ -179,7 +180,7 @@ class Windows:
         chosen = [self.series[index] for index in self.series_P[index_B]]
         spans = [slice(start, start + self.config.seq_len) for start in self.start_P[index_B]]
         pairs = list(zip(chosen, spans, strict=True))
-        symbol = frame_windows(chosen, spans, self.config.series)
+        symbol = frame_windows(chosen, spans, self.config.options)
         golds = [series.gold_L[span] for series, span in pairs if series.gold_L is not None]
         gold_BN = None
         if golds:
@@ -200,7 +201,7 @@ class SeriesData:
     are dropped.
 
     Attributes:
-        series: series of the data; every column is one of its own, unless `data.series.joint`.
+        series: series of the data; every column is one of its own, unless `data.options.joint`.
         fingerprint: hex digest of the values and of how they are split and cut.
 
     Raises:
@@ -212,12 +213,12 @@ class SeriesData:
         self.series: list[Series] = []
         for recording in recordings:
             borders = split_borders(config.source, len(recording.value_LC), config)
-            self.series += series_of(recording, borders, config.series)
+            self.series += series_of(recording, borders, config.options)
         if not self.series:
             raise UserError(f"data source {config.source!r} holds no series: point to another")
         self._train = self.windows("training")
         self._validation = self.windows("validation")
-        header = (config.seq_len, config.seed, config.validation, config.series, [s.name for s in self.series])
+        header = (config.seq_len, config.seed, config.validation, config.options, [s.name for s in self.series])
         digest = hashlib.blake2b(repr(header).encode(), digest_size=16)
         for series in self.series:
             digest.update(np.ascontiguousarray(series.value_LC).tobytes())
@@ -260,7 +261,7 @@ class SeriesData:
         """
         config = self.config
         length = config.seq_len
-        context = config.series.context
+        context = config.options.context
         if before is None:
             before = context
         indices = []
@@ -268,7 +269,7 @@ class SeriesData:
         for index, series in enumerate(self.series):
             border = series.borders
             if side == "training":
-                start_W = np.arange(0, border.train - length + 1, config.series.stride)
+                start_W = np.arange(0, border.train - length + 1, config.options.stride)
             else:
                 begin, end = border[:2] if side == "validation" else border[1:]
                 start_W = np.arange(max(begin - before, 0), end - length + 1, stride or length - before)
@@ -292,9 +293,9 @@ class SeriesData:
             f"data source {config.source!r} has no {side} window: its longest series, {longest.name!r}, has "
             f"{len(longest.value_LC)} steps, of which {border.train} are for training, "
             f"{border.validation - border.train} for validation and {border.test - border.validation} for testing; "
-            f"expected at least one window of data.seq_len {config.seq_len} steps (beyond training data.series.context "
-            f"{config.series.context} of them may lie before) with a value in it: give more, lower data.seq_len, or "
-            "change data.validation and data.series.test"
+            f"expected at least one window of data.seq_len {config.seq_len} steps (beyond training "
+            f"data.options.context {config.options.context} of them may lie before) with a value in it: give more, "
+            "lower data.seq_len, or change data.validation and data.options.test"
         )
 
 
@@ -307,7 +308,7 @@ def load_series(config: DataConfig) -> SeriesData:
             file which only a stored run names (see `tokenv.data.config.check_sources`).
     """
     check_sources(config)
-    options = config.series
+    options = config.options
     source = config.source
     if source in SYNTHETIC_SERIES:
         value_SL, gold_SL = synthetic_series(source, options.count, options.length, options.dwell, config.seed)
@@ -329,15 +330,15 @@ def split_borders(source: str, length: int, config: DataConfig) -> SplitBorders:
         UserError: the fractions leave nothing to train on.
     """
     per_hour = ETT_ROWS_PER_HOUR.get(Path(source).stem[:4])
-    if config.series.split == "auto" and per_hour is not None and not source.startswith(HUB_PREFIX):
+    if config.options.split == "auto" and per_hour is not None and not source.startswith(HUB_PREFIX):
         ends = np.cumsum([months * 30 * 24 * per_hour for months in ETT_MONTHS])
         return SplitBorders(*(min(int(end), length) for end in ends))
-    if config.validation + config.series.test >= 1:
+    if config.validation + config.options.test >= 1:
         raise UserError(
-            f"data.validation is {config.validation} and data.series.test {config.series.test}; expected less than 1 "
+            f"data.validation is {config.validation} and data.options.test {config.options.test}; expected less than 1 "
             "together, the rest is for training: lower one"
         )
-    test = int(length * config.series.test)
+    test = int(length * config.options.test)
     validation = int(length * config.validation)
     return SplitBorders(length - test - validation, length - test, length)
 
@@ -353,7 +354,7 @@ def series_of(recording: Recording, borders: SplitBorders, config: SeriesConfig)
             origin = f"series {recording.name!r}"
             if column:
                 origin = f"column {column!r} of {recording.name}"
-            raise UserError(f"{origin} holds no value: leave it out, or name others in data.series.columns")
+            raise UserError(f"{origin} holds no value: leave it out, or name others in data.options.columns")
     parts = [(f"{recording.name} {column}".rstrip(), slice(c, c + 1)) for c, column in enumerate(recording.columns)]
     if config.joint:
         parts = [(recording.name, slice(None))]

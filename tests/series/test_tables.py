@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose, assert_array_equal
-from test_data_series import make_config, table, write_csv
+from test_series_data import make_config, table, write_csv
 
 from tokenv.core.errors import UserError
-from tokenv.data.config import SeriesConfig
-from tokenv.data.tables import check_dates, extend_dates, parse_date, read_csv, read_frame, read_table
-from tokenv.data.windows import load_series
+from tokenv.series.config import SeriesConfig
+from tokenv.series.tables import check_dates, extend_dates, parse_date, read_csv, read_frame, read_table
+from tokenv.series.windows import load_series
 
 
 def read_dates(contents):

@@ -26,8 +26,8 @@ import pandas as pd
 
 from tokenv.core.errors import MissingFileError, UserError
 from tokenv.data import rows
-from tokenv.data.config import COLUMN_KEYS, SeriesConfig
 from tokenv.data.rows import HUB_ADVICE, iterate_rows, parquet_rows
+from tokenv.series.config import COLUMN_KEYS, SeriesConfig
 
 MAX_VALUE = 1e100
 DELIMITERS = ",;\t"
@@ -194,7 +194,7 @@ def _value_columns(origin: str, header: list[str], config: SeriesConfig, *, date
     if dated and config.date is not None and config.date not in header:
         raise UserError(
             f"{origin} has no date column {config.date!r} but {', '.join(header) or 'none at all'}: set "
-            "data.series.date to one, or to null if there is none and rows are in order"
+            "data.options.date to one, or to null if there is none and rows are in order"
         )
     for key in COLUMN_KEYS:
         for column in getattr(config, key):
@@ -202,12 +202,12 @@ def _value_columns(origin: str, header: list[str], config: SeriesConfig, *, date
                 hint = f"it has {', '.join(header) or 'none'}"
                 if near := difflib.get_close_matches(column, header, n=1):
                     hint = f"did you mean {near[0]!r}?"
-                raise UserError(f"{origin} has no column {column!r}, which data.series.{key} names: {hint}")
+                raise UserError(f"{origin} has no column {column!r}, which data.options.{key} names: {hint}")
     columns = list(config.columns) or [column for column in header if column not in (config.date, *config.covariates)]
     if any(not column.strip() or column.startswith("Unnamed: ") for column in columns):
         raise UserError(
             f"{origin} has a column without a name, as where an index was written with the table: drop it "
-            "(pandas: to_csv(index=False)), give it a name, or name the value columns in data.series.columns"
+            "(pandas: to_csv(index=False)), give it a name, or name the value columns in data.options.columns"
         )
     if not columns:
         raise UserError(f"{origin} has no value column; expected at least one beside {config.date!r}: add one")
@@ -215,7 +215,7 @@ def _value_columns(origin: str, header: list[str], config: SeriesConfig, *, date
 
 
 def _with_date_column(header: Sequence[str], config: SeriesConfig) -> SeriesConfig:
-    """Return the options with the date column which a table without ``data.series.date`` seems to have."""
+    """Return the options with the date column which a table without ``data.options.date`` seems to have."""
     if config.date != SeriesConfig.date or config.date in header:
         return config
     named = {*config.columns, *config.covariates}
@@ -321,7 +321,7 @@ def _number(value: Any, location: str, column: str) -> float:
     except (TypeError, ValueError, OverflowError):
         raise UserError(
             f"{location}, column {column!r}: {value!r} is no number; expected one such as 1.5, or nothing where it is "
-            "missing: mend it, or name the value columns in data.series.columns"
+            "missing: mend it, or name the value columns in data.options.columns"
         ) from None
     if math.isnan(number):
         return math.nan  # a signalling NaN of a binary file would cause a warning in every sum
@@ -373,7 +373,7 @@ def check_dates(cells: Sequence[DateCell], column: str) -> list[Any]:
     Raises:
         UserError: the dates are unsorted, repeated, of several kinds or irregular.
     """
-    advice = f"sort the rows by {column!r}, once each, or set data.series.date=null to take them as they come"
+    advice = f"sort the rows by {column!r}, once each, or set data.options.date=null to take them as they come"
     for before, cell in pairwise(cells):
         try:
             if cell.date > before.date:
@@ -400,7 +400,7 @@ def check_dates(cells: Sequence[DateCell], column: str) -> list[Any]:
         raise UserError(
             f"{cell.location}: the date {cell.content} is {gaps[row - 1]} after that of the row before; expected "
             f"{usual}, as between most rows: give every step a row, with empty cells where values are missing, or set "
-            f"data.series.date=null to take the rows as they come{clock_advice}"
+            f"data.options.date=null to take the rows as they come{clock_advice}"
         )
     return dates
 

@@ -1,0 +1,146 @@
+"""Kinds of data: text, which is built in, and those which packages register as ``tokenv.data``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from tokenv.core.conversion import type_hints
+from tokenv.core.errors import UserError, suggest
+from tokenv.core.plugins import Registry, construct, find
+from tokenv.core.terminology import TEXT, Terminology
+
+
+@dataclass(frozen=True)
+class DataKind:
+    """Kind of data, to be subclassed: its fields are the options which only this kind has, ``data.options``.
+
+    Attributes:
+        words: names for its symbols, tokens and documents.
+        codec: name of the codec which is made for it.
+        sources: values of ``data.source`` which need no file, with a description each.
+        suffixes: endings of the files which it reads.
+        picture: name of the file which ``draw`` writes.
+        longest_token: tokens at least so long are counted together.
+        environment: id of its gymnasium environment; empty if there is none.
+    """
+
+    words: ClassVar[Terminology]
+    codec: ClassVar[str]
+    sources: ClassVar[Mapping[str, str]] = {}
+    suffixes: ClassVar[tuple[str, ...]] = ()
+    picture: ClassVar[str] = "examples.png"
+    longest_token: ClassVar[int] = 64
+    environment: ClassVar[str] = ""
+
+    @property
+    def boundary_tolerance(self) -> int:
+        """Largest distance in symbols at which a boundary counts as a true one."""
+        return 0
+
+    @property
+    def codec_options(self) -> dict[str, Any]:
+        """Arguments which the codec's constructor is given if it takes them."""
+        return {}
+
+    @property
+    def min_bytes(self) -> int:
+        """Lower bound of the memory which the data take."""
+        return 0
+
+    @classmethod
+    def claims(cls, source: str) -> bool:
+        """Return whether a value of ``data.source`` is of this kind for certain."""
+        return source in cls.sources
+
+    def check_source(self, data: Any) -> None:
+        """Check the data section, a ``tokenv.data.config.DataConfig``; raise a UserError if it is of no use."""
+
+    def check_run(self, config: Any, codec: Any) -> None:
+        """Check a run's configuration and its codec together; raise a UserError if they do not fit."""
+
+    def load(self, data: Any) -> Any:
+        """Read the data which a data section describes, as a ``tokenv.data.stream.Dataset``."""
+        raise NotImplementedError
+
+    def draw(self, trained: Any, corpus: Any, path: Path, title: str) -> None:
+        """Draw held-out sequences with the boundaries of a loaded run into a file."""
+        raise NotImplementedError
+
+    def model_class(self, general: type) -> type:
+        """Return the class of what ``tokenv.load`` returns, a subclass of the general one."""
+        return general
+
+
+@dataclass(frozen=True)
+class Text(DataKind):
+    """Text: documents of bytes, which this package itself reads."""
+
+    words: ClassVar[Terminology] = TEXT
+    codec: ClassVar[str] = "bytes"
+    picture: ClassVar[str] = "segments.html"
+    longest_token: ClassVar[int] = 24
+    environment: ClassVar[str] = "tokenv/Bytes-v0"
+
+    def check_source(self, data: Any) -> None:
+        """Raise an error if another kind of data has this source."""
+        for name, kind in all_kinds().items():
+            if kind.claims(data.source):
+                raise UserError(
+                    f"data.source is {data.source!r}, a {kind.words.data}, and data.kind is 'text'; expected "
+                    f"documents: set data.kind={name} and codec.name={kind.codec}"
+                )
+
+    def check_run(self, config: Any, codec: Any) -> None:
+        """Raise an error if the model predicts no next byte."""
+        if config.model.direct:
+            raise UserError("data.kind = 'text': expected series, for model.direct=True")
+
+
+DATA = Registry("tokenv.data", {"text": "tokenv.data.kinds:Text"}, base="tokenv.data.kinds:DataKind")
+
+
+def build_kind(name: str, options: Any) -> DataKind:
+    """Build a kind of data with its options.
+
+    Raises:
+        UserError: there is no such kind or option, or a value is out of range.
+    """
+    if isinstance(options, DataKind):
+        return options
+    if not isinstance(options, Mapping):
+        raise UserError(f"data.options = {options!r}: expected a section with keys of its own")
+    if ":" not in str(name) and name not in DATA.names():
+        raise UserError(f"data.kind = {name!r} is unknown: {suggest(str(name), DATA.names())}")
+    kind: DataKind = construct(f"data.options of {name}", find("data", name, DATA), options)
+    return kind
+
+
+def all_kinds() -> dict[str, type[DataKind]]:
+    """Return all kinds by name, but those which cannot be imported."""
+    kinds = {}
+    for name in DATA.names():
+        try:
+            kinds[name] = find("data", name, DATA)
+        except UserError:  # of another package, whose user gets the message
+            continue
+    return kinds  # type: ignore[return-value]
+
+
+def named_sources() -> dict[str, str]:
+    """Return the sources of all kinds which need no file, with a description each."""
+    sources: dict[str, str] = {}
+    for kind in all_kinds().values():
+        sources.update(kind.sources)
+    return sources
+
+
+def option_hint(name: str) -> Any:
+    """Return the annotation of an option of any kind, by which the command line reads its value."""
+    for kind in all_kinds().values():
+        hints = type_hints(kind)
+        if name in hints:
+            return hints[name]
+    return Any
