@@ -46,7 +46,8 @@ def agent_output(
 
 def draw_noise(tensordict: Observation) -> Tensor:
     """Return the noise of single positions, [..]; draw it if the observation holds none."""
-    noise, position = tensordict.get(keys.NOISE), tensordict[keys.POSITION]
+    noise = tensordict.get(keys.NOISE)
+    position = tensordict[keys.POSITION]
     return torch.rand(position.shape, device=position.device) if noise is None else noise
 
 
@@ -113,7 +114,9 @@ class BoundaryDistribution(Distribution):
     arg_constraints: dict[str, constraints.Constraint] = {}  # torch declares a dictionary
 
     def __init__(self, logits: Tensor, decision_mask: Tensor, forced: Tensor) -> None:
-        self.logits, self.decision_mask, self.forced = logits, decision_mask, forced
+        self.logits = logits
+        self.decision_mask = decision_mask
+        self.forced = forced
         self._batch_shape, self._event_shape = logits.shape, torch.Size()  # all that the base class would do
 
     def _choose(self, drawn: Tensor) -> Tensor:
@@ -354,7 +357,8 @@ class Policy(Agent):
         """Return the distribution of the actions for observations of any batch shape (TorchRL's actor interface)."""
 
     def _decide(self, observation: Observation) -> tuple[BoundaryDistribution, Tensor]:
-        dist, noise = self.get_dist(observation), observation.get(keys.NOISE)
+        dist = self.get_dist(observation)
+        noise = observation.get(keys.NOISE)
         if takes_mode():
             return dist, dist.mode
         return dist, dist.sample() if noise is None else dist.from_noise(noise)

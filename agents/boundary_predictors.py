@@ -87,7 +87,8 @@ class HNet(Agent):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.query, self.key = nn.Linear(width, width, bias=False), nn.Linear(width, width, bias=False)
+        self.query = nn.Linear(width, width, bias=False)
+        self.key = nn.Linear(width, width, bias=False)
         for linear in (self.query, self.key):
             nn.init.eye_(linear.weight)
         self._state = StepState()
@@ -130,6 +131,7 @@ class HNet(Agent):
 
     def step(self, observation: Observation) -> Observation:
         """Act at one position; see ``Agent``."""
-        encoding, position = observation[keys.ENCODING], observation[keys.POSITION]
+        encoding = observation[keys.ENCODING]
+        position = observation[keys.POSITION]
         prob = self._probability(observation, self._state.exchange(encoding, position))
         return {keys.ACTION: (prob > 0.5).long(), keys.BOUNDARY_PROB: prob, keys.BOUNDARY: prob}

@@ -75,7 +75,8 @@ class BPE(Agent):
 
     def draw(self, observation: TensorDictBase, noise: Tensor) -> TensorDict:
         """Tokenize whole sequences, padding left out; K samples are K times the same."""
-        symbol_BT, decided_BT = observation[keys.SYMBOL], observation[keys.DECISION_MASK]
+        symbol_BT = observation[keys.SYMBOL]
+        decided_BT = observation[keys.DECISION_MASK]
         length_B = 1 + decided_BT.sum(-1)  # a decision is made at all symbols but the first and the padding
         rows = zip(symbol_BT.tolist(), length_B.tolist(), strict=True)
         texts = [bytes(row[:length]).decode("latin-1") for row, length in rows]

@@ -219,7 +219,8 @@ class ConditionalBernoulli(Policy):
         if softcap <= 0:
             raise ValueError(f"agent.softcap = {softcap}: expected a positive number")
         self.num_positions, self.count = boundary_count(rate, seq_len)
-        self.reach, self.softcap = reach, softcap
+        self.reach = reach
+        self.softcap = softcap
         self.read = nn.Linear(width, hidden, bias=False)
         self.near = nn.Parameter(torch.randn(2 * reach + 1, hidden) * (2 * reach + 1) ** -0.5)
         self.place = nn.Linear(2, hidden)
@@ -278,7 +279,8 @@ class ConditionalBernoulli(Policy):
 
     @torch.no_grad()
     def _solve_actions(self, observation: TensorDictBase, log_odds: Tensor, after: Tensor, noise: Tensor) -> Tensor:
-        decision_mask, forced = observation[keys.DECISION_MASK], forced_action(observation)
+        decision_mask = observation[keys.DECISION_MASK]
+        forced = forced_action(observation)
         remaining = decision_mask.flip(-1).cumsum(-1).flip(-1)
         threshold = torch.logit(noise)
         left = remaining[..., 0].clamp(max=self.count - 1).expand(noise.shape[:-1])

@@ -55,11 +55,13 @@ class _Fixed(Agent):
         self.num_positions, self.count = boundary_count(rate if rates is None else rates.min, seq_len)
         if rounding not in ROUNDINGS:
             raise ValueError(f"agent.rounding = {rounding!r}: expected {' or '.join(ROUNDINGS)}")
-        self.rounding, self.mean = rounding, self.num_positions * rate
+        self.rounding = rounding
+        self.mean = self.num_positions * rate
         self.fixed_count = rounding == "down" and rates is None
         self._state = StepState()
         if rates is not None:
-            self.rates, self.in_keys = rates, [*self.in_keys, keys.TARGET_RATE]
+            self.rates = rates
+            self.in_keys = [*self.in_keys, keys.TARGET_RATE]
 
     def _probability(self, position: Tensor, token_count: Tensor, count: Tensor) -> Tensor:
         """Return P(a_i = 1) given the number of boundaries before i, and that of the whole sequence."""
@@ -78,7 +80,8 @@ class _Fixed(Agent):
     def _act(
         self, observation: Observation, token_count: Tensor, count: Tensor, noise: Tensor
     ) -> tuple[Tensor, Tensor]:
-        decision_mask, forced = observation[keys.DECISION_MASK], forced_action(observation)
+        decision_mask = observation[keys.DECISION_MASK]
+        forced = forced_action(observation)
         prob = self._probability(observation[keys.POSITION], token_count, count).to(noise.dtype)
         prob = torch.where(decision_mask, prob, forced.to(noise.dtype)).expand(noise.shape)
         return (noise < prob).long(), prob
@@ -87,7 +90,8 @@ class _Fixed(Agent):
         """Draw one position after the other, because the count so far matters; no matrix product is involved."""
         count = self._count(noise[..., 0], observation[..., 0])
         so_far = torch.zeros_like(count)
-        actions, probs = [], []
+        actions = []
+        probs = []
         for i in range(noise.shape[-1]):
             action, prob = self._act(observation[..., i], so_far, count, noise[..., i])
             so_far = so_far + action
@@ -184,7 +188,8 @@ class RandomRate(Agent):
                 f"agent.low = {low}, agent.high = {high}: expected boundaries per symbol with 0 <= low <= high <= 1, "
                 "such as 0.05 and 0.4"
             )
-        self.low, self.high = low, high
+        self.low = low
+        self.high = high
         self._state = StepState()
 
     def _rate(self, first_noise: Tensor) -> Tensor:

@@ -54,7 +54,8 @@ class Rule(Agent):
 
     def step(self, observation: Observation) -> Observation:
         """Act at one position; see ``Agent``."""
-        value, noise = self._value(observation), observation.get(keys.NOISE)
+        value = self._value(observation)
+        noise = observation.get(keys.NOISE)
         boundary = self._boundary(value, self._state.exchange(value, observation[keys.POSITION]))
         action = forced_or(observation, boundary)
         dtype = torch.get_default_dtype() if noise is None else noise.dtype
@@ -116,7 +117,9 @@ class Entropy(Rule):
             raise ValueError(f"agent.mode = {mode!r}: expected {' or '.join(MODES)}")
         if not 0 <= momentum < 1:
             raise ValueError(f"agent.momentum = {momentum}: expected a number in [0, 1), such as 0.9")
-        self.rate, self.mode, self.momentum = rate, mode, momentum
+        self.rate = rate
+        self.mode = mode
+        self.momentum = momentum
         self.register_buffer("theta", torch.tensor(math.inf))
 
     def _value(self, observation: Observation) -> Tensor:
@@ -138,7 +141,8 @@ class Entropy(Rule):
         """Draw all boundaries at once, all K samples equal; in training mode, then update theta."""
         drawn = super().draw(observation, noise)
         if self.training:
-            value, batch = self._value(observation), current_group()
+            value = self._value(observation)
+            batch = current_group()
             compared = batch.gather(self._compared(value, value.roll(1, -1)))
             self._update_threshold(compared[batch.gather(observation[keys.DECISION_MASK])])
         return drawn
@@ -179,7 +183,10 @@ class Events(Agent):
                 f"agent.period = {period}: expected a positive threshold, at least 1 step between events, and no "
                 "negative number"
             )
-        self.threshold, self.refractory, self.delay, self.period = threshold, refractory, delay, period
+        self.threshold = threshold
+        self.refractory = refractory
+        self.delay = delay
+        self.period = period
         self._state = StepState()
 
     def _jump(self, observation: TensorDictBase) -> Tensor:
@@ -187,7 +194,9 @@ class Events(Agent):
         symbol = observation[keys.SYMBOL]
         if not symbol.is_floating_point():
             raise ValueError("agent.name=events reads the values of a series, not bytes: set data.kind=series")
-        value, scale, last = symbol[..., 0], symbol[..., 2], symbol[..., 4]
+        value = symbol[..., 0]
+        scale = symbol[..., 2]
+        last = symbol[..., 4]
         return ((value - last).abs() > self.threshold * scale).any(-1)
 
     def _since_event(self, jump: Tensor, previous: Tensor, position: Tensor) -> Tensor:
@@ -201,7 +210,8 @@ class Events(Agent):
 
     def draw(self, observation: TensorDictBase, noise: Tensor) -> TensorDict:
         """Draw all boundaries, all K samples equal; step after step, because an event depends on the one before."""
-        jump, position = self._jump(observation), observation[keys.POSITION]
+        jump = self._jump(observation)
+        position = observation[keys.POSITION]
         since = [torch.zeros_like(position[..., 0])]
         for i in range(1, position.shape[-1]):
             since.append(self._since_event(jump[..., i], since[-1], position[..., i]))
@@ -214,7 +224,8 @@ class Events(Agent):
         Raises:
             ValueError: a row is at any other position.
         """
-        position, noise = tensordict[keys.POSITION], tensordict.get(keys.NOISE)
+        position = tensordict[keys.POSITION]
+        noise = tensordict.get(keys.NOISE)
         since = self._since_event(self._jump(tensordict), self._state.previous(position, position), position)
         self._state.exchange(since, position)
         dtype = torch.get_default_dtype() if noise is None else noise.dtype

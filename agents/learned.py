@@ -32,8 +32,10 @@ class RateFiLM(nn.Module):
     def __init__(self, rates: RateRange, outputs: int, hidden: int = 16) -> None:
         super().__init__()
         low, high = (math.log(rate / (1 - rate)) for rate in (rates.min, rates.max))
-        self.centre, self.half_width = (low + high) / 2, (high - low) / 2
-        self.hidden, self.last = nn.Linear(1, hidden), nn.Linear(hidden, 2 * outputs, bias=False)
+        self.centre = (low + high) / 2
+        self.half_width = (high - low) / 2
+        self.hidden = nn.Linear(1, hidden)
+        self.last = nn.Linear(hidden, 2 * outputs, bias=False)
         nn.init.zeros_(self.last.weight)
 
     def forward(self, rate: Tensor) -> tuple[Tensor, Tensor]:
@@ -92,7 +94,9 @@ class Learned(Policy):
             raise ValueError(f"agent.window = {window}: expected 0 (ignores earlier boundaries) or more")
         if scale <= 0 or softcap <= 0:
             raise ValueError(f"agent.scale = {scale}, agent.softcap = {softcap}: expected positive numbers")
-        self.window, self.scale, self.softcap = window, scale, softcap
+        self.window = window
+        self.scale = scale
+        self.softcap = softcap
         self.bias = math.log(rate / (1 - rate))
         self._compiled_rounds: Callable[..., tuple[Tensor, Tensor]] | None = None
         self.projection = nn.Linear(width, window + 1, bias=projection_bias)
@@ -100,7 +104,8 @@ class Learned(Policy):
             for parameter in self.projection.parameters():
                 nn.init.zeros_(parameter)
         if rates is not None:
-            self.rates, self.bias = rates, 0.0
+            self.rates = rates
+            self.bias = 0.0
             self.in_keys = [*self.in_keys, keys.TARGET_RATE]
             self.told = RateFiLM(rates, window + 1)
 
@@ -150,9 +155,11 @@ class Learned(Policy):
         ``_distribution_given``.
         """
         system = projected, torch.logit(noise), observation[keys.DECISION_MASK], forced_action(observation)
-        action, rounds = system[-1].expand(noise.shape), ROUNDS_PER_CHECK
+        action = system[-1].expand(noise.shape)
+        rounds = ROUNDS_PER_CHECK
         if self._compiled_rounds is not None:
-            action, rounds = self._compiled_rounds(action, COMPILED_ROUNDS, *system)[0], 1
+            action = self._compiled_rounds(action, COMPILED_ROUNDS, *system)[0]
+            rounds = 1
         for _ in range(0, noise.shape[-1] + 1, rounds):
             action, previous = self._jacobi_rounds(action, rounds, *system)
             if torch.equal(action, previous):

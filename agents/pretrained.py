@@ -51,16 +51,23 @@ class PretrainedAgent(Agent):
         self, agent: Agent, encoder: SequenceEncoder, reader: Callable[[int], StepEncoder], *, frozen: bool = True
     ) -> None:
         super().__init__()
-        self.agent, self.encoder, self.frozen = agent, encoder, frozen
+        self.agent = agent
+        self.encoder = encoder
+        self.frozen = frozen
         required = (keys.SYMBOL, keys.POSITION, keys.DECISION_MASK)
         computed = (keys.ENCODING, keys.EARLY_ENTROPY)
         self.in_keys = [*required, *(key for key in agent.in_keys if key not in (*required, *computed))]
         self.out_keys = list(agent.out_keys)
-        self.window, self.pooling, self.non_causal = agent.window, agent.pooling, agent.non_causal
-        self.rates, self.reads_ahead = agent.rates, agent.reads_ahead
-        self.stochastic, self.fixed_count = agent.stochastic, agent.fixed_count
+        self.window = agent.window
+        self.pooling = agent.pooling
+        self.non_causal = agent.non_causal
+        self.rates = agent.rates
+        self.reads_ahead = agent.reads_ahead
+        self.stochastic = agent.stochastic
+        self.fixed_count = agent.fixed_count
         self.trainable = agent.trainable and not frozen
-        self._make_reader, self._reader = reader, (0, reader(0))
+        self._make_reader = reader
+        self._reader = (0, reader(0))
         self._order = StepState()
         if frozen:
             self.requires_grad_(requires_grad=False)
@@ -109,7 +116,8 @@ class PretrainedAgent(Agent):
 
     def _read(self, observation: Observation) -> dict[str, Tensor]:
         """Read the next symbols, and return what ``_computed`` does."""
-        symbol_B, position_B = observation[keys.SYMBOL], observation[keys.POSITION]
+        symbol_B = observation[keys.SYMBOL]
+        position_B = observation[keys.POSITION]
         self._order.exchange(position_B, position_B)
         if self._reader[0] != len(position_B):
             self._reader = len(position_B), self._make_reader(len(position_B))

@@ -110,7 +110,8 @@ class ARMS(_Coupled):
 
     def gradient(self, tensordict: TensorDictBase) -> Tensor:
         """Return the terms of the samples, whose mean over K is the estimate: [.., K, B, T]."""
-        credit, action = tensordict[keys.ADVANTAGE], tensordict[keys.ACTION]
+        credit = tensordict[keys.ADVANTAGE]
+        action = tensordict[keys.ACTION]
         samples = credit.shape[-3]
         prob = tensordict[keys.BOUNDARY_LOGITS].detach().sigmoid()
         rho = prob * (1 - prob) / (prob - joint_probability(prob, samples)).clamp(min=1e-12)

@@ -238,7 +238,8 @@ def _find_teacher(stages: tuple[Stage, ...]) -> BoundaryAgent | None:
 
 
 def _check_samples(stage: Stage, num_samples: int | None) -> None:
-    name, samples = type(stage).__name__, num_samples or 1
+    name = type(stage).__name__
+    samples = num_samples or 1
     if samples < stage.samples:
         raise ValueError(
             f"num_samples = {num_samples}: {name} compares samples of one sequence and needs "

@@ -66,7 +66,8 @@ class RewardCentre(Stage):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Centre ``("next", "reward")``: [.., B, T, 1]; 0 in the padding."""
-        reward, mask = tensordict[keys.REWARD].squeeze(-1), tensordict[keys.DECISION_MASK]
+        reward = tensordict[keys.REWARD].squeeze(-1)
+        mask = tensordict[keys.DECISION_MASK]
         centred = (reward - mean_over_batch(reward, mask)).where(mask, 0.0)
         log_explained_variance(tensordict, reward, centred)
         return tensordict.set(keys.REWARD, centred.unsqueeze(-1))
@@ -158,7 +159,8 @@ class ShrunkLeaveOneOut(LeaveOneOutSamples):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Centre ``advantage`` [.., K, B, T]; in training mode, then update beta."""
-        advantage, mask = tensordict[keys.ADVANTAGE], tensordict[keys.DECISION_MASK]
+        advantage = tensordict[keys.ADVANTAGE]
+        mask = tensordict[keys.DECISION_MASK]
         samples = advantage.shape[-3]
         others = (advantage.sum(-3, keepdim=True) - advantage) / (samples - 1)
         centred = advantage - self.beta.to(advantage.dtype) * others
@@ -194,7 +196,8 @@ class GroupRelative(Stage):
 
     def __init__(self, epsilon: float = 1e-2, reward_only: bool = False, centred_only: bool = False) -> None:
         super().__init__()
-        self.reward_only, self.centred_only = reward_only, centred_only
+        self.reward_only = reward_only
+        self.centred_only = centred_only
         if not epsilon > 0:
             raise ValueError(f"epsilon = {epsilon}: expected a positive number of nats, such as 0.01")
         self.epsilon = epsilon
@@ -242,7 +245,8 @@ class MovingAverage(Stage):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Centre ``advantage``: [.., T]; in training mode, then update the running mean."""
-        advantage, mask = tensordict[keys.ADVANTAGE], tensordict[keys.DECISION_MASK]
+        advantage = tensordict[keys.ADVANTAGE]
+        mask = tensordict[keys.DECISION_MASK]
         baseline_T = self.mean_T / self.weight_T.where(self.weight_T > 0, 1.0)
         if self.training:
             leading = tuple(range(advantage.dim() - 1))
@@ -294,7 +298,8 @@ class _RewardCritic(Stage):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write ``("next", "reward")`` [.., T, 1] and ``loss_critic`` [.., T]; in training mode, count the rollout."""
-        reward, mask = tensordict[keys.REWARD], tensordict[keys.DECISION_MASK]
+        reward = tensordict[keys.REWARD]
+        mask = tensordict[keys.DECISION_MASK]
         predicted = self._predicted_reward(tensordict).where(mask, 0.0)
         error = reward.squeeze(-1) - predicted
         tensordict.set(keys.LOSS_CRITIC, error.square().where(mask, 0.0))

@@ -27,7 +27,8 @@ def choose_positions(
     number = mask.cumsum(-1) - 1  # index of the decision in its sequence
     count = mask.sum(-1, keepdim=True)
     segment = torch.arange(positions, device=mask.device)
-    start, end = segment * count // positions, (segment + 1) * count // positions
+    start = segment * count // positions
+    end = (segment + 1) * count // positions
     offset = torch.rand(*shape[:-1], positions, device=mask.device, generator=generator)
     pick = (start + (offset * (end - start)).long()).clamp(max=end - 1).where(end > start, -1)
     chosen = torch.zeros(shape, dtype=torch.bool, device=mask.device)
@@ -87,9 +88,11 @@ class BitFlip(Stage):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write ``loss_policy`` [.., K, B, T], and with one position ``sample_weight``."""
-        mask, credit = tensordict[keys.DECISION_MASK], tensordict[keys.ADVANTAGE]
+        mask = tensordict[keys.DECISION_MASK]
+        credit = tensordict[keys.ADVANTAGE]
         noise = tensordict[keys.NOISE]
-        with_one, with_zero = credit[..., ::2, :, :], credit[..., 1::2, :, :]
+        with_one = credit[..., ::2, :, :]
+        with_zero = credit[..., 1::2, :, :]
         chosen = (noise[..., ::2, :, :] == 0) & (noise[..., 1::2, :, :] == 1)
         prob = tensordict[keys.BOUNDARY_LOGITS].detach().sigmoid()[..., ::2, :, :]
         weight = inverse_probability(mask[..., ::2, :, :], chosen, self.positions).to(prob.dtype)
@@ -142,8 +145,10 @@ class Branch(Stage):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write ``loss_policy``: [.., K, B, T], nonzero in sample 0 only."""
-        mask, credit = tensordict[keys.DECISION_MASK], tensordict[keys.ADVANTAGE]
-        policy_credit, forced_credit = credit[..., :1, :, :], credit[..., 1:, :, :]
+        mask = tensordict[keys.DECISION_MASK]
+        credit = tensordict[keys.ADVANTAGE]
+        policy_credit = credit[..., :1, :, :]
+        forced_credit = credit[..., 1:, :, :]
         chosen = tensordict[keys.NOISE][..., 1:, :, :] == 0
         prob = tensordict[keys.BOUNDARY_LOGITS].detach().sigmoid()[..., :1, :, :]
         weight = inverse_probability(mask[..., 1:, :, :], chosen, self.positions).to(prob.dtype)

@@ -58,8 +58,10 @@ class REBAR(Stage):
         self, drawn: TensorDictBase, decision_mask: Tensor, noise: Tensor, generator: torch.Generator | None
     ) -> Tensor:
         """Return sigmoid(z / tau) and sigmoid(z~ / tau); the action where no decision is made: [.., T, 2]."""
-        logits, action = drawn[keys.BOUNDARY_LOGITS], drawn[keys.ACTION]
-        uniform, prob = uniform_like(noise, generator), logits.sigmoid()
+        logits = drawn[keys.BOUNDARY_LOGITS]
+        action = drawn[keys.ACTION]
+        uniform = uniform_like(noise, generator)
+        prob = logits.sigmoid()
         # Noise of exactly 0 or 1 would make z infinite, and the gradient of a network which reads z NaN.
         tiny = torch.finfo(noise.dtype).eps
         both = torch.stack([noise, conditional_noise(prob, action, uniform)], -1).clamp(tiny, 1 - tiny)
@@ -74,7 +76,8 @@ class REBAR(Stage):
 
     def gradient(self, tensordict: TensorDictBase) -> Tensor:
         """Return g of every logit, with a gradient into eta (and r) only: [.., T]."""
-        logits, mask = tensordict[keys.BOUNDARY_LOGITS], tensordict[keys.DECISION_MASK]
+        logits = tensordict[keys.BOUNDARY_LOGITS]
+        mask = tensordict[keys.DECISION_MASK]
         early = tensordict[keys.LOG_LIKELIHOOD_EARLY].detach().unsqueeze(-1)
         relative = tensordict[keys.LOG_LIKELIHOOD_RELAXED] - early
         contrast = (relative[..., 0] - relative[..., 1]).sum()
@@ -133,7 +136,8 @@ class RELAX(REBAR):
         shift = tensordict[RELAXED_LOGITS].detach() - logits.detach().unsqueeze(-1)
         free = logits + shift[..., 0]
         action = tensordict[keys.ACTION]
-        prob, old = logits.sigmoid(), logits.detach().sigmoid()
+        prob = logits.sigmoid()
+        old = logits.detach().sigmoid()
         given = torch.sigmoid(-shift[..., 1])  # u given a
         within = torch.where(action.bool(), given / old, (given - old) / (1 - old))
         tied = logits - torch.logit(conditional_noise(prob, action, within).clamp(1e-7, 1 - 1e-7))

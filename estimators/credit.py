@@ -49,7 +49,8 @@ def discounted_sum(reward_T: Tensor, gamma: float) -> Tensor:
 
     It is a scan by doubling: log2(T) elementwise passes, in any precision, without powers which underflow.
     """
-    total, step = reward_T, 1
+    total = reward_T
+    step = 1
     while step < reward_T.shape[-1]:
         total = total + gamma**step * F.pad(total[..., step:], (0, step))
         step *= 2
@@ -91,7 +92,8 @@ class Discount(Stage):
             raise ValueError(
                 "scaled = True with gamma = 1 gives advantages of 0: expected gamma below 1, or scaled = False"
             )
-        self.gamma, self.scaled = gamma, scaled
+        self.gamma = gamma
+        self.scaled = scaled
         self.unbiased = gamma == 1
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -131,7 +133,9 @@ class BoundaryCredit(Stage):
             raise ValueError(f"boundaries = {boundaries}: expected at least 1 boundary until which rewards count")
         if anneal < 0:
             raise ValueError(f"anneal = {anneal}: expected 0 or more rollouts")
-        self.gamma, self.boundaries, self.anneal = gamma, boundaries, anneal
+        self.gamma = gamma
+        self.boundaries = boundaries
+        self.anneal = anneal
         self.rollouts_done: Tensor
         self.register_buffer("rollouts_done", torch.zeros((), dtype=torch.long))
 
@@ -174,12 +178,14 @@ class LambdaReturn(Stage):
         super().__init__()
         _check_factor("gamma", gamma)
         _check_factor("lam", lam)
-        self.gamma, self.lam = gamma, lam
+        self.gamma = gamma
+        self.lam = lam
         self.unbiased = gamma * lam == 1
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write ``advantage``: [.., B, T] in nats."""
-        reward, mask = tensordict[keys.REWARD].squeeze(-1), tensordict[keys.DECISION_MASK]
+        reward = tensordict[keys.REWARD].squeeze(-1)
+        mask = tensordict[keys.DECISION_MASK]
         returns = discounted_sum(reward, self.gamma)
         value = leave_one_out_mean(returns, mask, -2)
         log_explained_variance(tensordict, returns, returns - value)

@@ -93,7 +93,8 @@ class LogitPressure(_RateConditioned):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write ``loss_rate``: [.., T], whose mean over the decisions is L."""
-        mask, prob = tensordict[keys.DECISION_MASK], tensordict[keys.BOUNDARY_PROB].detach()
+        mask = tensordict[keys.DECISION_MASK]
+        prob = tensordict[keys.BOUNDARY_PROB].detach()
         target = tensordict.get(keys.TARGET_RATE, None)
         counted = mask
         if self.count_forced:
@@ -168,16 +169,20 @@ class RatioLoss(_RateConditioned):
 
         With ``over=sequence`` the weight of a sequence is its number of decisions.
         """
-        mask, prob = tensordict[keys.DECISION_MASK], tensordict[keys.BOUNDARY_LOGITS].sigmoid()
-        action, target = tensordict[keys.ACTION].to(prob.dtype), tensordict.get(keys.TARGET_RATE, None)
+        mask = tensordict[keys.DECISION_MASK]
+        prob = tensordict[keys.BOUNDARY_LOGITS].sigmoid()
+        action = tensordict[keys.ACTION].to(prob.dtype)
+        target = tensordict.get(keys.TARGET_RATE, None)
         rate: float | Tensor = self.rate if target is None else target[..., :1].to(prob.dtype)
         if self.over == "sequence":
-            fraction, mean_prob = mean_over(action, mask, -1), mean_over(prob, mask, -1)
+            fraction = mean_over(action, mask, -1)
+            mean_prob = mean_over(prob, mask, -1)
         else:
             valid = mask | (tensordict[keys.POSITION] == 0)
             prob = prob.where(mask, 1.0)
             if target is None:
-                fraction, mean_prob = masked_mean(action, valid), masked_mean(prob, valid)
+                fraction = masked_mean(action, valid)
+                mean_prob = masked_mean(prob, valid)
             else:
                 each = (action, prob, target.to(prob.dtype))
                 fraction, mean_prob, rate = (self._mean_of_similar(x, valid, target) for x in each)

@@ -92,7 +92,8 @@ def _gather_rows(rows: Tensor) -> Tensor:
     group = current_group()
     if group.size == 1:
         return rows
-    before, after = group.rank * len(rows), (group.size - group.rank - 1) * len(rows)
+    before = group.rank * len(rows)
+    after = (group.size - group.rank - 1) * len(rows)
     zeros = rows.new_zeros(before, *rows.shape[1:]), rows.new_zeros(after, *rows.shape[1:])
     (all_rows,) = all_reduce_sum(torch.cat([zeros[0], rows, zeros[1]]))
     return all_rows

@@ -45,7 +45,8 @@ class _Relaxed(PathGradient):
 
     def relax(self, drawn: TensorDictBase, decision_mask: Tensor, noise: Tensor) -> Tensor:
         """Return boundaries with the actions' values and a gradient into the logits: [.., T]."""
-        logits, action = drawn[keys.BOUNDARY_LOGITS], drawn[keys.ACTION]
+        logits = drawn[keys.BOUNDARY_LOGITS]
+        action = drawn[keys.ACTION]
         with torch.no_grad():
             slope = self.slope(logits, action, noise).where(decision_mask, 0.0)
         return action + slope * (logits - logits.detach())

@@ -38,7 +38,8 @@ class Standardise(Stage):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Standardise ``advantage``: [.., T]."""
-        advantage, mask = tensordict[keys.ADVANTAGE], tensordict[keys.DECISION_MASK]
+        advantage = tensordict[keys.ADVANTAGE]
+        mask = tensordict[keys.DECISION_MASK]
         centred = advantage - masked_mean(advantage, mask)
         deviation = masked_mean(centred.square(), mask).sqrt()
         return tensordict.set(keys.ADVANTAGE, centred / (deviation + self.epsilon))
@@ -136,11 +137,14 @@ class ClippedSurrogate(Stage):
             raise ValueError(f"epochs = {epochs}: expected at least 1 gradient step")
         if head_epochs < 0:
             raise ValueError(f"head_epochs = {head_epochs}: expected 0 (none) or more further steps of the agent alone")
-        self.epsilon, self.num_epochs, self.head_epochs = epsilon, epochs, head_epochs
+        self.epsilon = epsilon
+        self.num_epochs = epochs
+        self.head_epochs = head_epochs
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write ``loss_policy``: [.., T], without gradient where no decision is made."""
-        log_prob, advantage = tensordict[keys.ACTION_LOG_PROB], tensordict[keys.ADVANTAGE].detach()
+        log_prob = tensordict[keys.ACTION_LOG_PROB]
+        advantage = tensordict[keys.ADVANTAGE].detach()
         log_ratio = log_prob - tensordict.get(keys.OLD_LOG_PROB, log_prob).detach()
         ratio = log_ratio.exp()
         clipped = ratio.clamp(1 - self.epsilon, 1 + self.epsilon)
@@ -207,7 +211,8 @@ class _Proposal(Stage):
             raise ValueError(f"rate = {rate}: expected boundaries per symbol in (0, 1), such as 0.2")
         if rollouts is not None and rollouts < 0:
             raise ValueError(f"rollouts = {rollouts}: expected None or 0 or more")
-        self.rate, self.rollouts = rate, rollouts
+        self.rate = rate
+        self.rollouts = rollouts
         self.rollouts_done: Tensor
         self.register_buffer("rollouts_done", torch.zeros((), dtype=torch.long))
 

@@ -41,7 +41,7 @@ def options(settings, **values):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_equal_compute_means_passes_are_equal_and_so_are_the_updates(tiny_settings, method):
+def test_equal_decoder_passes_means_passes_are_equal_and_so_are_the_updates(tiny_settings, method):
     of = options(tiny_settings, equal_decoder_passes=True)
     plain, equal = options(tiny_settings).make_task(method, 0).config, of.make_task(method, 0).config
     passes = build_components(equal, torch.device("meta"), read_files=False).passes

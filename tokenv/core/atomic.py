@@ -15,7 +15,8 @@ from safetensors import SafetensorError
 
 from tokenv.core.errors import UserError
 
-PARTIAL, DELETED = ".partial-", ".deleted-"
+PARTIAL = ".partial-"
+DELETED = ".deleted-"
 
 
 @contextmanager

@@ -30,11 +30,13 @@ from tokenv.core.run_folders import (
 from tokenv.core.run_folders import find as find
 from tokenv.core.trust import UnreadableFileError, check_regular
 
-MODEL, OPTIMIZER = "model.safetensors", "optimizer.safetensors"
+MODEL = "model.safetensors"
+OPTIMIZER = "optimizer.safetensors"
 MAX_PARAMETER = 1e9  # magnitude: far above trained values, far below an overflow in a product
 PRECISIONS = (torch.float32, torch.float64)  # of parameters: hardware.precision may change when a run is resumed
 MAX_DIMENSIONS = 64  # of a tensor with which torch computes
-OWNER, DIGEST = "of", "sha256"
+OWNER = "of"
+DIGEST = "sha256"
 _ADVICE = "delete it, and what it held is measured again"
 
 

@@ -167,7 +167,8 @@ def convert(value: Any, hint: Any, key: str) -> Any:
 
 def _read(value: Any, hint: Any) -> Any:
     """Convert a value, or raise a ValueError without a message."""
-    kind, parts = get_origin(hint) or hint, get_args(hint)
+    kind = get_origin(hint) or hint
+    parts = get_args(hint)
     if hint == Plain:
         return _plain(value)
     if hint == Figure:
@@ -238,7 +239,8 @@ def _plain(value: Any) -> Any:
 
 def in_words(hint: Any) -> str:
     """Describe the values of an annotation in words."""
-    kind, parts = get_origin(hint) or hint, [part for part in get_args(hint) if part is not Ellipsis]
+    kind = get_origin(hint) or hint
+    parts = [part for part in get_args(hint) if part is not Ellipsis]
     if hint in WORDS:
         return WORDS[hint]
     if is_dataclass(hint):

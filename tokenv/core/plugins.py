@@ -33,7 +33,8 @@ class Registry(dict[str, str]):
 
     def __init__(self, group: str, builtin: Mapping[str, str], *, base: str) -> None:
         super().__init__(builtin)
-        self.group, self._base = group, base
+        self.group = group
+        self._base = base
 
     def names(self) -> list[str]:
         """Return all names, including those of other packages."""

@@ -90,7 +90,9 @@ class TensorSource:
     def __init__(self, symbol_BN: Tensor) -> None:
         if symbol_BN.dim() < 2 or symbol_BN.shape[0] < 1 or symbol_BN.shape[1] < 2:
             raise ValueError(f"sequences of shape {tuple(symbol_BN.shape)}: expected [B, N] with B >= 1 and N >= 2")
-        self.symbol_BN, self.seq_len, self.position = symbol_BN, symbol_BN.shape[1], 0
+        self.symbol_BN = symbol_BN
+        self.seq_len = symbol_BN.shape[1]
+        self.position = 0
 
     def next(self, count: int) -> SequenceBatch:
         """Return the next ``count`` sequences; the first sequence follows the last one."""

@@ -37,7 +37,8 @@ PATH_OPTIONS = {  # of a configuration, by section
     ("imitation", "teacher"): ("pretrained", "tokenizer"),
 }
 Trust: TypeAlias = bool | str | Sequence[str]
-_ALL, _NAME = "*", re.compile(r"\s*[\w.]+:\w+\s*")
+_ALL = "*"
+_NAME = re.compile(r"\s*[\w.]+:\w+\s*")
 _allowed: set[str] = set()  # names of code and absolute paths which the user of this process has allowed
 _untrusted: dict[str, str] = {}  # absolute paths which only stored runs name: to the run that names them
 
@@ -51,7 +52,8 @@ class UnreadableFileError(UserError):
     """
 
     def __init__(self, path: Path, reason: str) -> None:
-        self.path, self.reason = path, reason
+        self.path = path
+        self.reason = reason
         super().__init__(f"{path} is {reason}")
 
 

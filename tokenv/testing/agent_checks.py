@@ -17,7 +17,9 @@ from tokenv.env.observation import Observer
 from tokenv.lm.unet import UNet
 from tokenv.testing.fixture import RATE, WIDTH, Checker, has_gradient, tiny_lm
 
-BATCH, LENGTH, SAMPLES = 3, 12, 2
+BATCH = 3
+LENGTH = 12
+SAMPLES = 2
 SHORT = 6  # symbols of a sequence whose boundaries are enumerated
 TOLERANCE = 1e-5  # of TorchRL's and torch's entropies of 0 in single precision
 
@@ -151,7 +153,9 @@ def _check_output(checker: Checker, agent: Agent, td: TensorDict, observation: T
             actual == shape, f"draw() of {noise} gives {key} the shape {actual}: expected the noise's, {shape}"
         )
         checker.require_finite(str(key), td[key])
-    action, prob, forced = td[keys.ACTION], td[keys.BOUNDARY_PROB], (observation[keys.POSITION] == 0).expand(shape)
+    action = td[keys.ACTION]
+    prob = td[keys.BOUNDARY_PROB]
+    forced = (observation[keys.POSITION] == 0).expand(shape)
     checker.require(action.dtype == torch.int64, f"action is of type {action.dtype}: expected torch.int64")
     checker.require(bool(((action == 0) | (action == 1)).all()), "action holds other numbers than 0 and 1")
     checker.require(bool(((prob >= 0) & (prob <= 1)).all()), "boundary_prob is outside [0, 1]")
@@ -211,7 +215,8 @@ def _check_causality(checker: Checker, agent: Agent, problem: _AgentProblem, dra
 
 
 def _check_state(checker: Checker, problem: _AgentProblem) -> None:
-    used, fresh = _build_adapted(checker, problem), _build_adapted(checker, problem)
+    used = _build_adapted(checker, problem)
+    fresh = _build_adapted(checker, problem)
     with torch.no_grad():
         for parameter in used.parameters():
             parameter.add_(0.1)
@@ -226,8 +231,10 @@ def _decisions(agent: Agent, problem: _AgentProblem) -> Tensor:
 
 def _step(agent: Agent, problem: _AgentProblem) -> TensorDictBase:
     """Act position by position, as in an environment; batch size [B, T]."""
-    observations, observer = problem.observation(agent), Observer.of(agent)
-    history, outputs = observer.initial_history(BATCH, torch.device("cpu")), []
+    observations = problem.observation(agent)
+    observer = Observer.of(agent)
+    history = observer.initial_history(BATCH, torch.device("cpu"))
+    outputs = []
     for i in range(LENGTH - 1):
         output = agent(observations[:, i].clone().update({**history, keys.NOISE: problem.noise[0, :, i]}))
         history = observer.append_action(history, output[keys.ACTION])
@@ -245,7 +252,8 @@ def _check_rejects_stepping(checker: Checker, agent: Agent, problem: _AgentProbl
 
 def _check_policy(checker: Checker, problem: _AgentProblem, reads_ahead: bool) -> None:
     agent = _build_adapted(checker, problem)
-    observation, noise = problem.observation(agent), problem.noise[0]
+    observation = problem.observation(agent)
+    noise = problem.noise[0]
     if not agent.trainable:
         return
     drawn = agent.draw(observation, noise)

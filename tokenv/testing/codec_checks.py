@@ -27,7 +27,8 @@ from tokenv.testing.fixture import (
     tiny_lm,
 )
 
-DRAWS, DIRECTIONS = 4000, 16
+DRAWS = 4000
+DIRECTIONS = 16
 CONTEXT = {"width": WIDTH, "softcap": 30.0, "channels": 1}  # arguments of constructors which require them
 
 
@@ -125,7 +126,8 @@ def _check_sum(checker: Checker, log_prob_S: Tensor, symbol_S: Tensor) -> None:
         dim=0, return_inverse=True, return_counts=True
     )
     prob_X = torch.zeros(len(count_X), dtype=log_prob_S.dtype).index_copy(0, index_S, log_prob_S.exp())
-    total, unseen = float(prob_X.sum()), float((count_X == 1).sum()) / DRAWS
+    total = float(prob_X.sum())
+    unseen = float((count_X == 1).sum()) / DRAWS
     checker.require(
         total < 1 + 1e-6 and total > 1 - unseen - STANDARD_ERRORS / DRAWS**0.5,
         f"the probabilities of all symbols that it draws sum to {total:.4f}: expected 1",
@@ -133,7 +135,8 @@ def _check_sum(checker: Checker, log_prob_S: Tensor, symbol_S: Tensor) -> None:
 
 
 def _check_embed(checker: Checker, symbol_S: Tensor) -> None:
-    used, fresh = checker.build(), checker.build()
+    used = checker.build()
+    fresh = checker.build()
     embedded = used.embed(symbol_S)
     shape = tuple(embedded.shape)
     checker.require(shape == (DRAWS, WIDTH), f"embed() has shape {shape}: expected [.., D], {(DRAWS, WIDTH)}")
@@ -157,7 +160,8 @@ def _check_model(checker: Checker, codec: Codec, symbol_BN: Tensor) -> None:
         one_pass = rollout(lm, agent, symbol_BN)
         stepped = TokenizationEnv(lm, TensorSource(symbol_BN), BATCH).rollout(LENGTH - 1, agent)
     for key in (keys.LOG_LIKELIHOOD, keys.LOG_LIKELIHOOD_EARLY):
-        one, other = one_pass[key].double(), stepped[key].double()
+        one = one_pass[key].double()
+        other = stepped[key].double()
         checker.require_finite(f"{key} of a model with it", one)
         checker.require(
             torch.allclose(one, other, rtol=1e-9, atol=1e-9),

@@ -69,7 +69,9 @@ class Enumeration:
     def __init__(
         self, problem: TinyProblem, shape: Shape, samples: int, seed: int, symbol_BN: Tensor | None = None
     ) -> None:
-        self.problem, self.shape, self.samples = problem, shape, samples
+        self.problem = problem
+        self.shape = shape
+        self.samples = samples
         generator = torch.Generator().manual_seed(seed)
         if symbol_BN is None:
             symbol_BN = torch.randint(256, (shape.texts, shape.length), generator=generator)

@@ -175,7 +175,8 @@ def _check_padding(checker: Checker, problem: TinyProblem) -> None:
 
 
 def _check_state(checker: Checker, problem: TinyProblem) -> None:
-    used, fresh = checker.build(), checker.build()
+    used = checker.build()
+    fresh = checker.build()
     used(problem.rollout(used))
     checker.require_restored(used, fresh, lambda each: _total_loss(each, problem.rollout(each, seed=1)))
 
@@ -321,7 +322,8 @@ def check_rate_target(target: str | Callable[..., Any], **options: Any) -> list[
     checker = Checker("rate_target", target, registry.RATE_TARGETS, options, CONTEXT)
     checker.build()
     for num_samples in (None, 3):
-        request, problem = _SamplingRequest(num_samples), TinyProblem.create(2)
+        request = _SamplingRequest(num_samples)
+        problem = TinyProblem.create(2)
         shape = (BATCH, LENGTH - 1) if num_samples is None else (num_samples, BATCH, LENGTH - 1)
         with checker.context(f"a rollout of batch size {list(shape)}"):
             _check_rate_loss(checker, problem.rollout(request))
@@ -357,7 +359,8 @@ def _check_rate_padding(checker: Checker, problem: TinyProblem, request: _Sampli
 
 
 def _check_rate_state(checker: Checker, problem: TinyProblem, request: _SamplingRequest) -> None:
-    used, fresh = checker.build(), checker.build()
+    used = checker.build()
+    fresh = checker.build()
     used(problem.rollout(request))
     checker.require_restored(used, fresh, lambda target: target(problem.rollout(request, seed=1))[keys.LOSS_RATE])
 

@@ -19,7 +19,10 @@ from tokenv.lm.codecs.base import Codec
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.unet import UNet
 
-BATCH, LENGTH, WIDTH, RATE = 2, 5, 8, 0.4
+BATCH = 2
+LENGTH = 5
+WIDTH = 8
+RATE = 0.4
 CONTEXT = {"width": WIDTH, "rate": RATE, "seq_len": LENGTH}  # arguments of constructors which require them
 STANDARD_ERRORS = 5.0  # largest accepted deviation of a mean
 
@@ -112,8 +115,11 @@ class Checker:
         options: Mapping[str, Any],
         context: Mapping[str, Any],
     ) -> None:
-        self.kind, self.component, self.registered = kind, component, registered
-        self.options, self.arguments = options, context
+        self.kind = kind
+        self.component = component
+        self.registered = registered
+        self.options = options
+        self.arguments = context
         self.name = component if isinstance(component, str) else getattr(component, "__name__", str(component))
 
     def build(self, **context: Any) -> Any:
