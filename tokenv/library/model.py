@@ -354,8 +354,9 @@ class Model(SeriesMethods):
         for start, continuations in zip(prompts, written, strict=True):
             of_prompt = [_continued(start, each.text) for each in continuations]
             if num_return_sequences is None:
-                (of_prompt,) = of_prompt
-            texts.append(of_prompt)
+                texts.extend(of_prompt)
+            else:
+                texts.append(of_prompt)
         if several:
             return texts
         return texts[0]
