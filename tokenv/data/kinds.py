@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, ClassVar
 
 from tokenv.core.conversion import type_hints
@@ -22,18 +21,14 @@ class DataKind:
         codec: name of the codec which is made for it.
         sources: values of ``data.source`` which need no file, with a description each.
         suffixes: endings of the files which it reads.
-        picture: name of the file which ``draw`` writes.
         longest_token: tokens at least so long are counted together.
-        environment: id of its gymnasium environment; empty if there is none.
     """
 
     words: ClassVar[Terminology]
     codec: ClassVar[str]
     sources: ClassVar[Mapping[str, str]] = {}
     suffixes: ClassVar[tuple[str, ...]] = ()
-    picture: ClassVar[str] = "examples.png"
     longest_token: ClassVar[int] = 64
-    environment: ClassVar[str] = ""
 
     @property
     def boundary_tolerance(self) -> int:
@@ -65,14 +60,6 @@ class DataKind:
         """Read the data which a data section describes, as a ``tokenv.data.stream.Dataset``."""
         raise NotImplementedError
 
-    def draw(self, trained: Any, corpus: Any, path: Path, title: str) -> None:
-        """Draw held-out sequences with the boundaries of a loaded run into a file."""
-        raise NotImplementedError
-
-    def model_class(self, general: type) -> type:
-        """Return the class of what ``tokenv.load`` returns, a subclass of the general one."""
-        return general
-
 
 @dataclass(frozen=True)
 class Text(DataKind):
@@ -80,9 +67,7 @@ class Text(DataKind):
 
     words: ClassVar[Terminology] = TEXT
     codec: ClassVar[str] = "bytes"
-    picture: ClassVar[str] = "segments.html"
     longest_token: ClassVar[int] = 24
-    environment: ClassVar[str] = "tokenv/Bytes-v0"
 
     def check_source(self, data: Any) -> None:
         """Raise an error if another kind of data has this source."""

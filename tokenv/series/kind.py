@@ -23,8 +23,6 @@ class SeriesKind(SeriesConfig, DataKind):
     codec: ClassVar[str] = "series"
     sources: ClassVar[Mapping[str, str]] = SYNTHETIC_SERIES
     suffixes: ClassVar[tuple[str, ...]] = SUFFIXES
-    picture: ClassVar[str] = "patches.png"
-    environment: ClassVar[str] = "tokenv/Series-v0"
 
     @property
     def boundary_tolerance(self) -> int:
