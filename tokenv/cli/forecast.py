@@ -40,7 +40,8 @@ MAX_JSON = 1000  # forecasts in a JSON file; if there are more, it holds those i
 def forecast_series(options: ForecastOptions, _record: Record) -> dict[str, Any]:
     """Forecast series, and score the forecasts if the actual values are known."""
     trained = load_run(options.run, options.checkpoint)
-    config, horizon = trained.config, options.horizon
+    config = trained.config
+    horizon = options.horizon
     prepare(config.hardware)
     if config.data.kind != "series":
         raise UserError(f"run = {options.run!r} is of text: expected a run of series; tokenv generate continues text")
@@ -110,7 +111,8 @@ def _forecast_all(
     options: ForecastOptions, trained: LoadedRun, contexts: ForecastContexts, points: Baselines, table: Path
 ) -> _Forecasts:
     """Compute and score all forecasts batch by batch, and write each to ``table``: there may be too many to keep."""
-    components, total = trained.components, len(contexts)
+    components = trained.components
+    total = len(contexts)
     rate = resolve_rate(components, trained.config, options.rate)
     batches = make_forecasts(
         components,
@@ -122,7 +124,8 @@ def _forecast_all(
         direct=options.direct,
     )
     chosen = {round(i * (total - 1) / (PICTURE_SERIES - 1)) for i in range(PICTURE_SERIES)}
-    scores, source = ScoreAccumulator(options.quantiles), ""
+    scores = ScoreAccumulator(options.quantiles)
+    source = ""
     pictured: list[ForecastExcerpt] = []
     first: list[ForecastExcerpt] = []
     number = 0

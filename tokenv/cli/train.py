@@ -79,7 +79,8 @@ def resolve_training(names: list[str], updates: dict[str, Any], world: int = 1) 
         FileNotFoundError: there is no such run.
     """
     own = take_own(TrainOptions, updates)
-    resume, title = own.get("resume"), own.get("title")
+    resume = own.get("resume")
+    title = own.get("title")
     if title is not None:
         title = str(title)  # such as 2024
     if resume is None:

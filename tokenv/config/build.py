@@ -138,7 +138,8 @@ def load_pretrained_agent(
     Raises:
         UserError: the agent was trained for another rate or another kind of symbols, or has no parameters.
     """
-    old_rate, new_rate = trained.rate, rates or rate
+    old_rate = trained.rate
+    new_rate = rates or rate
     if old_rate != new_rate:
         expected = f"rate={old_rate:g}"
         if isinstance(old_rate, RateRange):

@@ -69,7 +69,8 @@ def options_given_up(base: Mapping[str, Any], own: Mapping[str, Any]) -> list[st
     """
     sentences = []
     for section, table in SECTIONS.items():
-        before, after = _section(base, section), _section(own, section)
+        before = _section(base, section)
+        after = _section(own, section)
         name = after.get("name")
         if name is None or before.get("name") in (None, name):
             continue

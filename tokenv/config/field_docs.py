@@ -46,9 +46,11 @@ def keys_of(sample: Any, prefix: str = "") -> Iterator[Key]:
         prefix: prefix of the keys' names.
     """
     kind = type(sample)
-    hints, descriptions = type_hints(kind), meanings(kind)
+    hints = type_hints(kind)
+    descriptions = meanings(kind)
     for item in dataclasses.fields(kind):
-        value, name = getattr(sample, item.name), f"{prefix}{item.name}"
+        value = getattr(sample, item.name)
+        name = f"{prefix}{item.name}"
         if is_dataclass(hints[item.name]):
             yield from keys_of(value, f"{name}.")
         elif hints[item.name] == Section:

@@ -145,7 +145,9 @@ def training_bytes(config: Config, *, parameters: int = 0, samples: int = 1, row
         samples: number of samples of each sequence's boundaries.
         rows: number of sequences of a pass on this device; None for all.
     """
-    model, data, rows = config.model, config.data, rows or config.train.batch_size
+    model = config.model
+    data = config.data
+    rows = rows or config.train.batch_size
     number = 8 if config.hardware.precision == "float64" else 4
     activation = rows * data.seq_len * (number if number == 8 else 2)
     saved = MIN_ACTIVATIONS * (model.down_layers + model.up_layers) * model.width + SYMBOLS
@@ -170,7 +172,8 @@ def activation_bytes(config: Config, *, samples: int = 1, rows: int | None = Non
         rows: see ``training_bytes``.
     """
     rows = rows or config.train.batch_size
-    model, number = config.model, 8 if config.hardware.precision == "float64" else 4
+    model = config.model
+    number = 8 if config.hardware.precision == "float64" else 4
     byte_layers = (model.down_layers + samples * model.up_layers) * (ACTIVATIONS + 3 * model.byte_mlp)
     token_layers = samples * highest_rate(config.rate) * model.mid_layers * (ACTIVATIONS + 3 * model.token_mlp)
     return int(rows * config.data.seq_len * model.width * number * (byte_layers + token_layers))

@@ -29,7 +29,8 @@ def check_plain(value: Any, where: str) -> Any:
     Raises:
         UserError: it contains anything else, is nested too deeply or is too large.
     """
-    level, count = [value], 0
+    level = [value]
+    count = 0
     for _ in range(MAX_LEVELS):
         below: list[Any] = []
         for each in level:
@@ -125,7 +126,10 @@ def _texts(text: str) -> list[str] | str:
     if not (inside.startswith("[") and inside.endswith("]")):
         return text
     lexer = shlex.shlex(inside[1:-1], posix=True)
-    lexer.whitespace, lexer.escape, lexer.commenters, lexer.whitespace_split = ",", "", "", True
+    lexer.whitespace = ","
+    lexer.escape = ""
+    lexer.commenters = ""
+    lexer.whitespace_split = True
     try:
         return [each.strip() for each in lexer]
     except ValueError:

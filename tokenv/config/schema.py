@@ -52,7 +52,9 @@ THREADS = bounds(f"0 to {MAX_THREADS}", lambda value: 0 <= value <= MAX_THREADS)
 
 # Metadata of options of forecasts.
 PEERS = ("dlinear",)
-HORIZON, SAMPLES, WINDOWS = at_least(1, optional=True), at_least(2), at_least(0)
+HORIZON = at_least(1, optional=True)
+SAMPLES = at_least(2)
+WINDOWS = at_least(0)
 SEASON = bounds("a number of steps, such as 24, or null to estimate it", at_least(1, optional=True)["accepts"])
 PEER_NAMES = bounds(
     f"names among {', '.join(PEERS)}", lambda names: not isinstance(names, str) and all(name in PEERS for name in names)

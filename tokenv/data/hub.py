@@ -95,7 +95,8 @@ class StreamingDataset:
         self._external_validation = external = validation is not None
         held_out = [] if external else validation_shards(len(shards), config.validation, config.seed)
         self._threshold = b"" if external or held_out else threshold(max(config.validation, 1 / MIN_SHARDS))
-        self._validation_shards, self._train_shards = held_out, sorted(set(shards) - set(held_out))
+        self._validation_shards = held_out
+        self._train_shards = sorted(set(shards) - set(held_out))
         self._validation_digests: set[bytes] = set()
         self._check_first_row(held_out or shards)
 
@@ -179,7 +180,8 @@ class StreamingDataset:
         """Return the first held-out documents which suffice for `sequences`, by their ids."""
         documents: dict[int, Document] = {}
         total_bytes = long_documents = 0
-        seq_len, cuts_whole = self.config.seq_len, self.config.cut == "document"
+        seq_len = self.config.seq_len
+        cuts_whole = self.config.cut == "document"
         bar = tqdm(self._validation_rows(), f"reading {self.name!r}", unit=" documents", disable=not progress)
         with bar as candidates:
             for shard, number, row in candidates:
@@ -280,7 +282,9 @@ class StreamingBlocks:
 
     def _read(self) -> Chunks:
         documents = {}
-        index, number, count = self._state["shard"], self._state["row"], 0
+        index = self._state["shard"]
+        number = self._state["row"]
+        count = 0
         for index, number, row in islice(self._rows, self._size):
             count += 1
             shard = self._assignment.shards[index]
@@ -299,7 +303,8 @@ class StreamingBlocks:
         self._block = None
 
     def _describe_empty(self) -> str:
-        number, streams = self._assignment.number, self._assignment.streams
+        number = self._assignment.number
+        streams = self._assignment.streams
         stream = f"stream {number} of {streams} of it" if streams > 1 else "it"
         return (
             f"hub data set {self._data.name!r}: {stream} has no sequence of data.seq_len {self._data.config.seq_len} "

@@ -52,7 +52,8 @@ class InMemoryBlocks:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go to the epoch of `state`."""
-        self._seed, self._epoch = state["seed"], state["epoch"]
+        self._seed = state["seed"]
+        self._epoch = state["epoch"]
         generator = np.random.default_rng([self._data_seed, self._seed, self._epoch])
         self._order_P = generator.permutation(len(self._sequences))
 

@@ -75,7 +75,8 @@ def train_bpe(
 
 def _training_texts(corpus: Corpus, max_bytes: int, batch_size: int = 64) -> Iterator[list[str]]:
     """Yield every training sequence once; the stream is endless and repeats after an epoch."""
-    stream, seen = corpus.train(seed=0), set[str]()
+    stream = corpus.train(seed=0)
+    seen = set[str]()
     for _ in range(0, max_bytes, batch_size * corpus.seq_len):
         batch = stream.next(batch_size)
         first = {origin: row for row, origin in reversed(list(enumerate(batch.origin)))}

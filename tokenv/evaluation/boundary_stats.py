@@ -126,7 +126,8 @@ def boundary_stats_over_training(trained: LoadedRun, batch: SequenceBatch) -> di
         Statistics by number of training symbols.
     """
     paths = checkpoints.list_complete(trained.path.parent)
-    last, intervals = len(paths) - 1, MAX_CHECKPOINTS - 1
+    last = len(paths) - 1
+    intervals = MAX_CHECKPOINTS - 1
     if last > intervals:
         paths = [paths[round(i * last / intervals)] for i in range(MAX_CHECKPOINTS)]
     stats = {}

@@ -109,7 +109,8 @@ def _bracket(excess: Callable[[float], float]) -> tuple[float, float, float]:
 
     If the function has a root up to ``MAX_BIAS``, it lies between these.
     """
-    highest, least = HIGHEST, excess(LOWEST)
+    highest = HIGHEST
+    least = excess(LOWEST)
     while (most := excess(highest)) <= 0 and highest < MAX_BIAS:
         highest *= 2
     return highest, least, most
@@ -133,7 +134,8 @@ def segment_at_rate(
     Raises:
         UserError: if the text is empty, or the rate or the number of tokens is out of range or cannot be reached.
     """
-    conditioned, rate = trained.components.agent.rates is not None, options.rate
+    conditioned = trained.components.agent.rates is not None
+    rate = options.rate
     if tokens is not None:
         return _segment_into(trained, text, options, tokens)
     if rate is None or conditioned:
@@ -181,7 +183,8 @@ def _find_text_bias(
     trained: LoadedRun, text: bytes, options: EvalOptions, excess: Callable[[Tensor], float]
 ) -> float | None:
     """Return the logit bias at which ``excess`` of the drawn boundaries [N] is zero; None if no bias changes them."""
-    agent, size = trained.components.agent, options.sequences_per_pass(trained.config.data.seq_len)
+    agent = trained.components.agent
+    size = options.sequences_per_pass(trained.config.data.seq_len)
     with eval_mode(trained.components, options) as draw, torch.no_grad():
         batches = iterate_batches(draw, [split_text(trained, text)], size)  # in the text's order
         observed = [draw.observe(symbol_BN, noise_BT=noise_BT) for _, symbol_BN, noise_BT in batches]
@@ -201,7 +204,10 @@ def _find_text_bias(
 
 
 # How a rate was set; stored in the evaluations of comparisons.
-CONDITIONED, CALIBRATED, ENTROPY_WEIGHTED, NATIVE = "told", "calibrated", "entropy-weighted", "own"
+CONDITIONED = "told"
+CALIBRATED = "calibrated"
+ENTROPY_WEIGHTED = "entropy-weighted"
+NATIVE = "own"
 
 
 @dataclass(frozen=True)
@@ -270,7 +276,8 @@ def evaluate_rates(
     Raises:
         UserError: if a rate cannot be reached without ``allow_native`` or with ``entropy_weights``.
     """
-    conditioned, calibrated = components.agent.rates is not None, False
+    conditioned = components.agent.rates is not None
+    calibrated = False
     measure = partial(_measure_point, components, held_out, run=run)
     for rate in rates:
         if conditioned:

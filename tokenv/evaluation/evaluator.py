@@ -132,7 +132,8 @@ class EvalSampler:
     """Roll out one batch after another, each with the next noise of the seed; see ``eval_mode``."""
 
     def __init__(self, components: Components, options: EvalOptions) -> None:
-        self._components, self._options = components, options
+        self._components = components
+        self._options = options
         self._rates: Rate | None = components.agent.rates if options.rate is None else options.rate
         self._device = components.lm.head.weight.device
         self._generator = torch.Generator(self._device).manual_seed(options.seed)
@@ -149,8 +150,10 @@ class EvalSampler:
             length_B: lengths of the sequences; None if all have N symbols.
             noise_BT: uniform random numbers which decide, see ``text_noise``; None draws the next ones.
         """
-        components, symbol_BN = self._components, symbol_BN.to(self._device)
-        noise, rate_B = self._noise(symbol_BN, noise_BT), self._target_rates(symbol_BN)
+        components = self._components
+        symbol_BN = symbol_BN.to(self._device)
+        noise = self._noise(symbol_BN, noise_BT)
+        rate_B = self._target_rates(symbol_BN)
         if self._options.entropy_weight:
             lm = components.lm
             entropy_BN = lm.early_entropy(lm.encode(symbol_BN))
@@ -158,14 +161,17 @@ class EvalSampler:
         sampling = Sampling(early_exit=components.early_exit)
         if self._options.imitation and components.imitation is not None:
             sampling = replace(sampling, teacher=components.imitation.sampling.teacher)
-        lm, agent = components.lm, components.agent
+        lm = components.lm
+        agent = components.agent
         return rollout(lm, agent, symbol_BN, sampling, noise=noise, length_B=length_B, rate=rate_B)
 
     @torch.no_grad()
     def observe(self, symbol_BN: Tensor, *, noise_BT: Tensor | None = None) -> TensorDictBase:
         """Return the observations and the noise of a rollout of the same symbols; only the encoder runs."""
-        components, symbol_BN = self._components, symbol_BN.to(self._device)
-        noise, rate_B = self._noise(symbol_BN, noise_BT), self._target_rates(symbol_BN)
+        components = self._components
+        symbol_BN = symbol_BN.to(self._device)
+        noise = self._noise(symbol_BN, noise_BT)
+        rate_B = self._target_rates(symbol_BN)
         td = observe(components.lm, components.agent, symbol_BN, rate=rate_B)
         return td.set(keys.NOISE, noise)
 
@@ -186,7 +192,8 @@ class EvalSampler:
         return sample_target_rates(self._rates, len(symbol_BN), self._device, self._rate_generator)
 
     def _noise(self, symbol_BN: Tensor, noise_BT: Tensor | None = None) -> Tensor:
-        shape, options = (symbol_BN.shape[0], symbol_BN.shape[1] - 1), self._options
+        shape = (symbol_BN.shape[0], symbol_BN.shape[1] - 1)
+        options = self._options
         if options.threshold:
             noise_BT = torch.full(shape, 0.5, device=self._device)
         elif noise_BT is None:
@@ -328,7 +335,9 @@ def in_context_scores(loss_BT: Tensor) -> Tensor:
     sequences below 256 symbols the means are over an eighth of them.
     """
     length = loss_BT.shape[-1] + 1
-    early, late, count = 7 * length // 128, 63 * length // 128, min(32, length // 8)
+    early = 7 * length // 128
+    late = 63 * length // 128
+    count = min(32, length // 8)
     return loss_BT[:, early : early + count].mean(-1) - loss_BT[:, late : late + count].mean(-1)
 
 
@@ -397,7 +406,8 @@ def boundary_scores(drawn: Tensor, gold: Tensor, tolerance: int = 0) -> dict[str
             finds the largest possible number of pairs.
     """
     hits = (drawn & gold).sum().item() if not tolerance else _matches(drawn, gold, tolerance)
-    precision, recall = hits / max(drawn.sum().item(), 1), hits / max(gold.sum().item(), 1)
+    precision = hits / max(drawn.sum().item(), 1)
+    recall = hits / max(gold.sum().item(), 1)
     f1 = 2 * precision * recall / (precision + recall) if hits else 0.0
     return {"boundary_precision": precision, "boundary_recall": recall, "boundary_f1": f1}
 
@@ -410,7 +420,9 @@ def _matches(drawn: Tensor, gold: Tensor, tolerance: int) -> int:
         i = j = 0
         while i < len(left) and j < len(right):
             if abs(left[i] - right[j]) <= tolerance:
-                hits, i, j = hits + 1, i + 1, j + 1
+                hits = hits + 1
+                i = i + 1
+                j = j + 1
             elif left[i] < right[j]:
                 i += 1
             else:

@@ -184,7 +184,8 @@ def segment_texts(trained: LoadedRun, texts: Sequence[bytes], options: EvalOptio
         UserError: if a text is empty, or see ``resolve_rate``.
     """
     pieces = [split_text(trained, text) for text in texts]
-    bias, length = options.logit_bias, trained.config.data.seq_len
+    bias = options.logit_bias
+    length = trained.config.data.seq_len
     result = [Segmentation(text, [0.0] * len(text), [False] * len(text), [0.0] * len(text), bias) for text in texts]
     with eval_mode(trained.components, _with_rate(trained, options)) as draw:
         for places, symbol_BN, noise_BT in iterate_batches(draw, pieces, options.sequences_per_pass(length)):
@@ -276,7 +277,8 @@ def generate_texts(
     if not all(prompts):
         raise UserError("the text is empty: expected at least one byte to go on from")
     check_value("num_return_sequences", samples, COUNT)
-    components, device = trained.components, trained.components.lm.head.weight.device
+    components = trained.components
+    device = trained.components.lm.head.weight.device
     rate = resolve_rate(components, trained.config, options.rate)
     rows = [(i, options.seed + j) for i in range(len(prompts)) for j in range(samples)]
     rows.sort(key=lambda row: len(prompts[row[0]]))  # a batch takes as many steps as its longest text
@@ -322,7 +324,8 @@ def score_texts(
         For each text the log-likelihoods in nats, NaN at the first byte; and whether a byte is the most probable one,
         which is False at the first byte and without ``greedy``.
     """
-    starts_of, windows = [], []
+    starts_of = []
+    windows = []
     for text in texts:
         length = min(trained.config.data.seq_len, len(text))
         starts = [*range(0, len(text) - length, max(1, length // 2)), len(text) - length] if length > 1 else []
@@ -335,9 +338,11 @@ def score_texts(
             greedy_BT = _most_probable(trained.components, td) if greedy else torch.zeros(td.shape, dtype=torch.bool)
             nats_BT = td[keys.LOG_LIKELIHOOD].double()
             for (i, j), nats_T, greedy_T in zip(places, nats_BT.tolist(), greedy_BT.tolist(), strict=True):
-                starts, length = starts_of[i], symbol_BN.shape[1]
+                starts = starts_of[i]
+                length = symbol_BN.shape[1]
                 known = starts[j - 1] + length - 1 if j else 0  # last byte which an earlier window predicts
-                place, fresh = slice(known + 1, starts[j] + length), slice(known - starts[j], None)
+                place = slice(known + 1, starts[j] + length)
+                fresh = slice(known - starts[j], None)
                 scores[i][0][place], scores[i][1][place] = nats_T[fresh], greedy_T[fresh]
     return scores
 

@@ -125,7 +125,8 @@ class RunState:
     @property
     def missed_rate(self) -> str:
         """Message if the boundary rate of the last validation misses the target; otherwise empty."""
-        config, last = self.settings, self.validation
+        config = self.settings
+        last = self.validation
         if last is None or not off_target(config, last.boundary_rate):
             return ""
         return f"the run draws {last.boundary_rate:.3g} boundaries a step and misses its target, rate = {config.rate:g}"

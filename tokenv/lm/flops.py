@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from tokenv.lm.unet import UNet
 
 Count = TypeVar("Count", int, Tensor)
-FLOPS_PER_PARAMETER, FORWARD_FLOPS_PER_PARAMETER = 6, 2
+FLOPS_PER_PARAMETER = 6
+FORWARD_FLOPS_PER_PARAMETER = 2
 
 
 def matrix_parameters(*modules: nn.Module) -> int:
@@ -161,7 +162,8 @@ class _Model:
     """
 
     def __init__(self, lm: UNet, batch: Batch, attention: bool) -> None:
-        self._lm, self._batch = lm, batch
+        self._lm = lm
+        self._batch = batch
         self._per_pair = 2 * lm.config.width * attention
 
     def _layers(self, layers: nn.ModuleList, positions: int, pairs: int) -> _Products:

@@ -179,7 +179,8 @@ def score_rows(score: ForecastScore, total: int, horizon: int) -> dict[str, str]
         "MAE": with_error(score.mae, score.mae_error),
         "CRPS": with_error(score.crps, score.crps_error),
     }
-    low, high = score.quantiles[0], score.quantiles[-1]
+    low = score.quantiles[0]
+    high = score.quantiles[-1]
     if low < high:
         coverage = with_error(score.inside, score.inside_error, ".1%")
         rows[f"{low:g} to {high:g} quantile, {high - low:.0%}"] = f"holds {coverage}"

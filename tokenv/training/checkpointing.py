@@ -62,7 +62,8 @@ def check_checkpoint(checkpoint: checkpoints.Checkpoint, config: TrainConfig, co
     Raises:
         UserError: a tensor is missing, unexpected, or of another shape or type, or the state cannot be read.
     """
-    state, path = RunState.from_dict(checkpoint.state, checkpoint.path), checkpoint.path or Path()
+    state = RunState.from_dict(checkpoint.state, checkpoint.path)
+    path = checkpoint.path or Path()
     checkpoints.check_tensors(checkpoint.tensors, components.state_dict(), path / checkpoints.MODEL)
     expected = expected_optimizer_state(config, components.named_parameters())
     checkpoints.check_optimizer(checkpoint.optimizer, expected, path / checkpoints.OPTIMIZER)

@@ -136,7 +136,8 @@ class RankStream:
 
     def __init__(self, streams: Streams, assignment: BatchAssignment) -> None:
         self.seq_len = streams.seq_len
-        self._streams, self._assignment = streams, assignment
+        self._streams = streams
+        self._assignment = assignment
         count = len(streams.streams)
         self._sequences_per_stream = assignment.accumulate * assignment.batch_size // count
         self._source = {}  # from a pass and a row to a stream and the sequence's number among the stream's
@@ -152,7 +153,8 @@ class RankStream:
 
     def next(self, count: int) -> SequenceBatch:
         """Return all ``count`` sequences of this rank's next pass."""
-        assignment, batches = self._assignment, []
+        assignment = self._assignment
+        batches = []
         assert count == len(assignment.rows), (count, assignment.rows)
         own = [self._source[assignment.passes[self._next], row] for row in assignment.rows]
         for stream, sequences in itertools.groupby(own, key=itemgetter(0)):
@@ -164,7 +166,8 @@ class RankStream:
         if self._next == len(assignment.passes):
             for stream in self._used:
                 self._skip_to(stream, self._sequences_per_stream)
-            self._next, self._position = 0, dict.fromkeys(self._used, 0)
+            self._next = 0
+            self._position = dict.fromkeys(self._used, 0)
         return SequenceBatch.join(batches)
 
     def state_dict(self) -> dict[str, Any]:
@@ -209,7 +212,8 @@ def apply_fsdp(
     Returns:
         An optimizer of the sharded parameters, with sharded moments.
     """
-    lm, size = components.lm, config.hardware.fsdp_size
+    lm = components.lm
+    size = config.hardware.fsdp_size
     moments = checkpoints.optimizer_tensors(optimizer, components.named_parameters())
     replicas = ranks.size // size
     shape, names = ((replicas, size), ("replicate", "shard")) if replicas > 1 else ((size,), ("shard",))

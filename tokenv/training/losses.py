@@ -30,7 +30,8 @@ def compute_losses(td: TensorDictBase, components: Components) -> dict[str, Tens
         td = components.estimator.replay(td) if replayed else components.estimator(td)
     if components.rate_target is not None:
         td = components.rate_target(td)
-    codec, weight = components.lm.codec, td.get(keys.SAMPLE_WEIGHT, None)
+    codec = components.lm.codec
+    weight = td.get(keys.SAMPLE_WEIGHT, None)
     losses = {"lm": -mean_log_likelihood(td, keys.LOG_LIKELIHOOD, codec, weight)}
     if keys.LOG_LIKELIHOOD_EARLY in td:
         losses["early"] = -mean_log_likelihood(td, keys.LOG_LIKELIHOOD_EARLY, codec)
@@ -57,7 +58,8 @@ def total_loss(losses: dict[str, Tensor], weights: LossConfig) -> Tensor:
 
 def mean_log_likelihood(td: TensorDictBase, key: NestedKey, codec: Codec, weight: Tensor | None = None) -> Tensor:
     """Return this process's share of the mean over symbols, or over the observed values of a series: [..] -> []."""
-    log_likelihood, loss_mask = td[key], codec.loss_mask(td["next", keys.SYMBOL])
+    log_likelihood = td[key]
+    loss_mask = codec.loss_mask(td["next", keys.SYMBOL])
     if loss_mask is None:
         return _local_mean(log_likelihood) if weight is None else local_masked_mean(log_likelihood, weight)
     values = loss_mask if weight is None else loss_mask * weight
@@ -80,7 +82,9 @@ def _masked_std(x: Tensor, mask: Tensor) -> Tensor:
 
 def _boundary_enrichment(td: TensorDictBase, key: NestedKey, codec: Codec) -> Tensor:
     """Return the mean loss of the symbol after a boundary minus that elsewhere; 0 if either does not occur: []."""
-    loss, decisions, ends = -td[key].double() / codec.nats_per_unit, td[keys.DECISION_MASK], td[keys.ACTION].bool()
+    loss = -td[key].double() / codec.nats_per_unit
+    decisions = td[keys.DECISION_MASK]
+    ends = td[keys.ACTION].bool()
     sums = [x for where in (decisions & ends, decisions & ~ends) for x in ((loss * where).sum(), where.sum())]
     after, number_after, elsewhere, number_elsewhere = all_reduce_sum(*sums)
     gap = after / number_after.clamp(min=1) - elsewhere / number_elsewhere.clamp(min=1)
@@ -96,7 +100,8 @@ def rollout_metrics(td: TensorDictBase, losses: dict[str, Tensor], components: C
         losses: losses of the whole batch.
         components: language model, agent and estimator which produced the rollout.
     """
-    codec, decisions = components.lm.codec, td[keys.DECISION_MASK]
+    codec = components.lm.codec
+    decisions = td[keys.DECISION_MASK]
     boundaries, positions = all_reduce_sum(td[keys.ACTION].sum(), decisions.sum() + decisions[..., 0].numel())
     metrics = {
         codec.unit: losses["lm"] / codec.nats_per_unit,
@@ -144,7 +149,8 @@ def count_tokens(td: TensorDictBase, components: Components) -> dict[str, Tensor
         keeps the number of shapes small. The empty slots of a pack (``hardware.sequence_packing``) are not counted:
         see ``tokenv.lm.segments.bucket_size``.
     """
-    lm, passes = components.lm, components.passes
+    lm = components.lm
+    passes = components.passes
     tokens_SB = td[keys.ACTION].sum(-1)
     if td.dim() > 2:
         tokens_SB = tokens_SB.flatten(0, -2)

@@ -35,7 +35,8 @@ class MetricsBuffer:
     """
 
     def __init__(self, values: Mapping[str, Tensor], watched: Sequence[str]) -> None:
-        self._names, self.watched = list(values), watched
+        self._names = list(values)
+        self.watched = watched
         self._device_values = torch.stack([value.double() for value in values.values()])
         self._host_values = self._device_values.to("cpu", non_blocking=True)  # into pinned memory
         self._event = None
@@ -122,7 +123,8 @@ class UpdateFlops:
         Args:
             metrics: metrics of the update, with those of ``tokenv.training.losses.count_tokens``.
         """
-        tokens, padded = _take_tokens(metrics, ""), _take_tokens(metrics, "_padded")
+        tokens = _take_tokens(metrics, "")
+        padded = _take_tokens(metrics, "_padded")
         count = partial(update_flops, self._lm, self._batch, policy_flops=self._policy, passes=self._passes)
         update = {
             "flops": count(tokens),
@@ -161,7 +163,9 @@ class MetricsLogger:
         progress: bool,
         writes: bool,
     ) -> None:
-        self._state, self._log, self._folder = state, log, folder
+        self._state = state
+        self._log = log
+        self._folder = folder
         self._symbols_per_update = symbols_per_update
         self._pending: list[PendingUpdate] = []
         self._bar = tqdm(
@@ -189,7 +193,8 @@ class MetricsLogger:
             self._log_update(self._pending.pop(0))
 
     def _log_update(self, update: PendingUpdate) -> None:
-        state, unit = self._state, self._state.unit
+        state = self._state
+        unit = self._state.unit
         metrics = update.check(self._folder)
         if update.further is not None:
             metrics |= update.further.read()

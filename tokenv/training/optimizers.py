@@ -209,7 +209,9 @@ class Muon(torch.optim.AdamW):
 
     def _muon_step(self, group: dict[str, Any], found_inf: Tensor | None) -> None:
         """Make a step of one group by Muon, which changes nothing if ``found_inf`` is 1.0 on the device."""
-        rate, beta, count = group["lr"], group["betas"][0], group["matrices"]
+        rate = group["lr"]
+        beta = group["betas"][0]
+        count = group["matrices"]
         parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
         matrices: list[Tensor] = []
         for parameter in parameters:

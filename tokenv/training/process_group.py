@@ -99,7 +99,8 @@ class Ranks:
         Raises:
             RanksError: it failed on another rank with an error which can be reported; rank 0 raises its own error.
         """
-        result, failure = None, None
+        result = None
+        failure = None
         try:
             result = work()
         except (UserError, RunFailedError, OSError) as error:
@@ -124,7 +125,8 @@ class Ranks:
         of_ranks = self.cpu_group.all_gather_object(dict(facts))
         for rank, theirs in enumerate(of_ranks):
             for name in sorted(of_ranks[0].keys() | theirs.keys()):
-                one, other = of_ranks[0].get(name), theirs.get(name)
+                one = of_ranks[0].get(name)
+                other = theirs.get(name)
                 if one != other:
                     raise RanksError(
                         f"rank 0 has {name} = {one!r}, and rank {rank} has {other!r}: expected the same of all "
@@ -152,7 +154,8 @@ def init_from_torchrun(environment: Mapping[str, str] = os.environ) -> Iterator[
             f"WORLD_SIZE = {size} and no {missing[0]} in the environment: expected what torchrun sets: start with "
             "torchrun --nproc-per-node=2 -m tokenv train with ..., or unset WORLD_SIZE to train in one process"
         )
-    local_rank, cuda = int(environment["LOCAL_RANK"]), torch.cuda.is_available()
+    local_rank = int(environment["LOCAL_RANK"])
+    cuda = torch.cuda.is_available()
     if cuda and local_rank < torch.cuda.device_count():
         torch.cuda.set_device(local_rank)
     dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=TIMEOUT)

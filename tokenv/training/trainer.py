@@ -137,7 +137,11 @@ class Trainer:
         ranks: Ranks,
     ) -> None:
         check_encoding(folder)
-        self.config, self.folder, self.log, self.progress, self.ranks = config, folder, log, progress, ranks
+        self.config = config
+        self.folder = folder
+        self.log = log
+        self.progress = progress
+        self.ranks = ranks
         ranks.run_on_all_ranks(partial(self.build, resume))
         ranks.assert_consistent({"the data's fingerprint": self.corpus.fingerprint})
         ranks.broadcast_parameters(self.components.modules.values())
@@ -235,7 +239,9 @@ class Trainer:
 
     def train_step(self) -> None:
         """Make one update: gradients of all its passes, then a step of the optimizer."""
-        started, state, train = time.perf_counter(), self.state, self.config.train
+        started = time.perf_counter()
+        state = self.state
+        train = self.config.train
         symbols = state.symbols + self.symbols_per_update
         rate = learning_rate(train, symbols)
         set_learning_rate(self.optimizer, rate)
@@ -250,7 +256,8 @@ class Trainer:
         with skip_if_nonfinite(self.optimizer, values.found_inf if self.asynchronous else None):
             optimizer_step(self.optimizer, self.parameters, train.max_grad_norm)
             update.further = policy_epochs(self.step, self.optimizer, rollouts, self.group, train.max_grad_norm)
-        state.step, state.symbols = state.step + 1, symbols
+        state.step = state.step + 1
+        state.symbols = symbols
         update.seconds = time.perf_counter() - started
         self.metrics.add(update)
         if not self.asynchronous:

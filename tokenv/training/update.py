@@ -105,7 +105,8 @@ class TrainingStep(nn.Module):
         return PassLosses(total, shares, td.detach())
 
     def _roll_out(self, batch: PassInput) -> TensorDictBase:
-        agent, symbol_BN = self.components.agent, batch.symbol_BN
+        agent = self.components.agent
+        symbol_BN = batch.symbol_BN
         rate_B = None
         if agent.rates is not None:
             rate_generator = torch.Generator().manual_seed(derive_seed(batch.seed))
@@ -137,7 +138,8 @@ def accumulate_gradients(
         rollouts, detached, if further epochs use them.
     """
     sums: dict[str, Tensor] = {}
-    rollouts, components = [], step.components
+    rollouts = []
+    components = step.components
     passes = group.assignment.accumulate
     with use_group(group.pass_group):
         for batch in batches:
@@ -174,7 +176,8 @@ def policy_epochs(
         ``POLICY_METRICS``, means over the steps; None without further steps.
     """
     components = step.components
-    parameters, passes = components.named_parameters(), group.assignment.accumulate
+    parameters = components.named_parameters()
+    passes = group.assignment.accumulate
     epochs = components.further_steps
     sums: dict[str, Tensor] = {}
     for head_only in epochs:
