@@ -96,18 +96,24 @@ def hint_at(kind: type, key: str) -> Any:
     if not rest:
         return hint
     if hint == Section:
-        return str if rest in SECTION_TEXTS else Any
+        if rest in SECTION_TEXTS:
+            return str
+        return Any
     inner = next(filter(is_dataclass, (hint, *get_args(hint))), None)
     metadata: Mapping[str, Any] = next((item.metadata for item in fields(kind) if item.name == first), {})
     if "hint" in metadata:
         return metadata["hint"](rest)
     if "each" in metadata:
-        inner = kind if metadata["each"] is Self else metadata["each"]
+        inner = metadata["each"]
+        if inner is Self:
+            inner = kind
         _, dot, rest = rest.partition(".")
         if not dot:
             return inner
     inner = metadata.get("holds", inner)
-    return hint_at(inner, rest) if is_dataclass(inner) and rest else Any  # type: ignore[arg-type]
+    if is_dataclass(inner) and rest:
+        return hint_at(inner, rest)  # type: ignore[arg-type]
+    return Any
 
 
 def parameters(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
@@ -153,15 +159,18 @@ def convert(value: Any, hint: Any, key: str) -> Any:
             return from_dict(part, value, f"{key}.")  # type: ignore[arg-type]
     if get_origin(hint) is list and is_dataclass(part := get_args(hint)[0]) and isinstance(value, list | tuple):
         return [convert(each, part, f"{key}[{number}]") for number, each in enumerate(value)]
-    hint = Section if hint == Plain and isinstance(value, Mapping) else hint
+    if hint == Plain and isinstance(value, Mapping):
+        hint = Section
     if get_origin(hint) is dict and isinstance(value, Mapping) and _has_text_keys(value):
         return {name: convert(each, get_args(hint)[1], f"{key}.{name}") for name, each in value.items()}
     try:
         return _read(value, hint)
     except (ValueError, OverflowError):
-        infinite = hint is float and isinstance(value, float) and not math.isfinite(value)
-        large = hint is int and isinstance(value, int | float) and abs(value) >= 2**63
-        words = "a finite number" if infinite else "a whole number below 2**63" if large else in_words(hint)
+        words = in_words(hint)
+        if hint is float and isinstance(value, float) and not math.isfinite(value):
+            words = "a finite number"
+        elif hint is int and isinstance(value, int | float) and abs(value) >= 2**63:
+            words = "a whole number below 2**63"
         raise UserError(f"{key} = {value!r}: expected {words}") from None
 
 
@@ -172,7 +181,8 @@ def _read(value: Any, hint: Any) -> Any:
     if hint == Plain:
         return _plain(value)
     if hint == Figure:
-        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else _refuse()
+        _require(isinstance(value, int | float) and not isinstance(value, bool))
+        return float(value)
     if hint == Limit or kind in (int, float):
         return _number(value, hint)
     if kind in (Union, UnionType):
@@ -180,18 +190,22 @@ def _read(value: Any, hint: Any) -> Any:
     if kind is Literal:
         return _choice(value, parts)
     if kind in (list, tuple, Sequence):
-        return _list(value, parts, tuple if kind is tuple else list)
+        if kind is Sequence:
+            kind = list
+        return _list(value, parts, kind)
     if kind is Path:
-        return Path(value) if isinstance(value, str | Path) else _refuse()
-    if kind in (bool, str, NoneType, dict, Mapping):
-        return (
-            value if isinstance(value, kind) and (kind not in (dict, Mapping) or _has_text_keys(value)) else _refuse()
-        )
+        _require(isinstance(value, str | Path))
+        return Path(value)
+    if kind in (bool, str, NoneType):
+        _require(isinstance(value, kind))
+    if kind in (dict, Mapping):
+        _require(isinstance(value, kind) and _has_text_keys(value))
     return value
 
 
-def _refuse() -> Any:
-    raise ValueError
+def _require(holds: bool) -> None:
+    if not holds:
+        raise ValueError
 
 
 def _has_text_keys(value: Mapping[Any, Any]) -> bool:
@@ -199,25 +213,30 @@ def _has_text_keys(value: Mapping[Any, Any]) -> bool:
 
 
 def _number(value: Any, hint: Any) -> int | float:
-    number = float(value) if isinstance(value, str) and hint is not int else value  # Sacred reads inf as text
-    if isinstance(number, bool) or not isinstance(number, int | float):
-        raise ValueError
+    number = value
+    if isinstance(value, str) and hint is not int:  # Sacred reads inf as text
+        number = float(value)
+    _require(isinstance(number, int | float) and not isinstance(number, bool))
     if hint is int:
-        return int(number) if number == int(number) and abs(number) < 2**63 else _refuse()
-    return float(number) if math.isfinite(number) or (hint == Limit and number == number) else _refuse()
+        _require(number == int(number) and abs(number) < 2**63)
+        return int(number)
+    _require(math.isfinite(number) or (hint == Limit and number == number))
+    return float(number)
 
 
 def _union(value: Any, parts: Sequence[Any]) -> Any:
     for part in sorted(parts, key=lambda part: type(value) is not (get_origin(part) or part)):  # its own type first
         with suppress(ValueError, OverflowError):
             return _read(value, part)
-    return _refuse()
+    raise ValueError
 
 
 def _choice(value: Any, choices: Sequence[Any]) -> Any:
     if isinstance(value, bool) and value not in choices:
-        value = "on" if value else "off"
-    return value if any(type(value) is type(choice) and value == choice for choice in choices) else _refuse()
+        words = {True: "on", False: "off"}
+        value = words[value]
+    _require(any(type(value) is type(choice) and value == choice for choice in choices))
+    return value
 
 
 def _list(value: Any, parts: Sequence[Any], kind: type) -> Any:
@@ -234,7 +253,8 @@ def _plain(value: Any) -> Any:
         return {name: _plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
         return [_plain(each) for each in value]
-    return value if value is None or isinstance(value, bool | int | float | str) else _refuse()
+    _require(value is None or isinstance(value, bool | int | float | str))
+    return value
 
 
 def in_words(hint: Any) -> str:
@@ -250,11 +270,17 @@ def in_words(hint: Any) -> str:
     if kind is Literal:
         return _either(map(str, parts))
     if kind in (list, tuple, Sequence):
-        each = [PLURALS.get(part) or in_words(part) for part in parts] if len(parts) == 1 else map(in_words, parts)
+        each = [in_words(part) for part in parts]
+        if len(parts) == 1 and parts[0] in PLURALS:
+            each = [PLURALS[parts[0]]]
         return ", ".join([*each, "in a list such as [a, b]"])
-    return "a section whose keys are texts" if kind in (dict, Mapping) else str(hint)
+    if kind in (dict, Mapping):
+        return "a section whose keys are texts"
+    return str(hint)
 
 
 def _either(words: Iterable[str]) -> str:
     *first, last = words
-    return f"{', '.join(first)} or {last}" if first else last
+    if not first:
+        return last
+    return f"{', '.join(first)} or {last}"
