@@ -122,7 +122,7 @@ def test_comparisons_read_what_their_user_names(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Their jobs too, where nothing is remembered, as on a machine with another home."""
-    monkeypatch.setattr("tokenv.compare.worker.WorkerProcess", shrunk.InThisProcess)
+    monkeypatch.setattr("tokenv.compare.job.Job.__call__", shrunk.in_this_process)
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(_settings(words) | {"seed": 0}))
     values = {"base": "tiny.yaml", "seeds": [0], "bpe_vocabulary": 260, "passages": 1}
     common = {"data": {"source": "books"}}

@@ -147,8 +147,8 @@ def test_no_circles():
         ("tokenv.lm.chunking", "from ..env import stepping"),
         ("tokenv.data.hub", "import tokenv.lm.config"),
         ("tokenv.env.rollout", "import tokenv.agents"),
-        ("tokenv.compare.worker", "import_module('tokenv.training.trainer')"),
-        ("tokenv.compare.worker", "call = 'tokenv.cli.main:main'"),
+        ("tokenv.compare.job", "import_module('tokenv.training.trainer')"),
+        ("tokenv.compare.job", "call = 'tokenv.cli.main:main'"),
         ("tokenv.plotting.html", "if TYPE_CHECKING:\n    from tokenv.compare.comparison import Comparison"),
     ],
 )

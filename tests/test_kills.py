@@ -14,9 +14,11 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import shrunk
 import yaml
@@ -37,7 +39,7 @@ def work(folder: Path, name: str, words: list[str]) -> None:
     """Run one command in a process of its own; its output goes to a file."""
     import torch
 
-    import tokenv.compare.worker
+    from tokenv.compare.job import Job
 
     said = os.open(folder / "said.txt", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
     os.dup2(said, 1)
@@ -45,7 +47,7 @@ def work(folder: Path, name: str, words: list[str]) -> None:
     os.chdir(folder)
     os.environ["XDG_CACHE_HOME"] = str(folder.parent / "cache")
     torch.set_num_threads(1)
-    tokenv.compare.worker.WorkerProcess = shrunk.InThisProcess  # type: ignore[assignment,misc]
+    Job.__call__ = shrunk.in_this_process  # type: ignore[method-assign]
     try:
         run_command(name, ["with", *words])
     except BaseException:
@@ -168,7 +170,7 @@ def test_comparing(tiny_settings: dict[str, Any], tmp_path: Path, capsys: pytest
         return "compare", ["both.yaml"]
 
     def outcome(folder: Path) -> Any:
-        assert not list(folder.glob("runs/.*"))
+        assert [path.name for path in folder.glob("runs/.*")] == [".locks"]
         runs = finished(folder)
         results = {agent: json.loads((run / "run.json").read_text())["result"] for agent, run in runs.items()}
         assert list(folder.glob("runs/*/report.html"))
@@ -195,28 +197,84 @@ def test_the_laboratory(tiny_settings: dict[str, Any], tmp_path: Path, capsys: p
     killed_at_random(tmp_path, line, outcome, capsys)
 
 
-def test_a_killed_comparison_takes_its_processes_along(tiny_settings: dict[str, Any], tmp_path: Path) -> None:
-    """They save, end as interrupted, and the same command goes on from there: real processes throughout."""
-    endless = settings(tiny_settings)
-    endless["train"] |= {"symbols": 200_000}
-    both(endless, tmp_path)
-    command = [sys.executable, "-m", "tokenv", "compare", "with", "both.yaml", "jobs=2"]
-    environment = os.environ | {"PYTHONPATH": str(shrunk.ROOT), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+def compare_command(folder: Path) -> tuple[list[str], dict[str, str]]:
+    """Return the command line of a comparison with real processes, and its environment."""
+    environment = os.environ | {"PYTHONPATH": str(shrunk.ROOT), "XDG_CACHE_HOME": str(folder.parent / "cache")}
+    return [sys.executable, "-m", "tokenv", "compare", "with", "both.yaml", "jobs=2"], environment
+
+
+def test_any_process_is_killed(tiny_settings: dict[str, Any], tmp_path: Path) -> None:
+    """The comparison, a job, or both: the same command ends with the same bits, and trains nothing twice.
+
+    A job whose comparison was killed goes on, and the same command waits for it.
+    """
+
+    def outcome(folder: Path) -> Any:
+        runs = finished(folder)
+        return {agent: weights_and_metrics(run / "checkpoints") for agent, run in sorted(runs.items())}
+
+    def run(folder: Path, moments: list[float]) -> None:
+        folder.mkdir()
+        longer = settings(tiny_settings)
+        longer["train"] |= {"symbols": 100_000}
+        both(longer, folder)
+        command, environment = compare_command(folder)
+        while True:
+            with subprocess.Popen(command, cwd=folder, env=environment) as process:
+                comparison = psutil.Process(process.pid)
+                while moments and process.poll() is None:
+                    time.sleep(moments.pop())
+                    with suppress(psutil.NoSuchProcess):
+                        dice.choice([comparison, *comparison.children()]).kill()
+            if process.returncode == 0:
+                return
+            assert process.returncode == -signal.SIGKILL
+
+    dice = random.Random()
+    run(tmp_path / "whole", [])
+    for trial in range(max(KILLS // 4, 1)):
+        folder = tmp_path / f"trial-{trial}"
+        run(folder, [dice.uniform(0, 20) for _ in range(4)])
+        assert outcome(folder) == outcome(tmp_path / "whole")
+        assert [path.name for path in folder.glob("runs/.*")] == [".locks"]
+
+
+def test_a_killed_comparisons_runs_go_on_and_are_waited_for(tiny_settings: dict[str, Any], tmp_path: Path) -> None:
+    long = settings(tiny_settings)
+    long["train"] |= {"symbols": 200_000}
+    both(long, tmp_path)
+    command, environment = compare_command(tmp_path)
 
     def statuses() -> list[str]:
         told = [json.loads(path.read_text()) for path in tmp_path.glob("runs/*/run.json")]
-        return [each["status"] for each in told if each["experiment"]["name"] == "tokenv-train"]
-
-    def wait_until(condition: Callable[[], bool], seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while not condition():
-            assert time.monotonic() < until
-            time.sleep(0.2)
+        return sorted(each["status"] for each in told if each["experiment"]["name"] == "tokenv-train")
 
     with subprocess.Popen(command, cwd=tmp_path, env=environment) as process:
-        wait_until(lambda: len({path.parts[-3] for path in tmp_path.glob("runs/*/checkpoints/step-*")}) == 2, 120)
+        until = time.monotonic() + 120
+        while len({path.parts[-3] for path in tmp_path.glob("runs/*/checkpoints/step-*")}) < 2:
+            assert time.monotonic() < until
+            time.sleep(0.2)
         process.kill()
-    wait_until(lambda: statuses() == ["INTERRUPTED"] * 2, 30)
+    assert statuses() == ["RUNNING", "RUNNING"]
     subprocess.run(command, cwd=tmp_path, env=environment, check=True)
-    assert sorted(statuses()) == ["COMPLETED", "COMPLETED", "INTERRUPTED", "INTERRUPTED"]
-    assert not list(tmp_path.glob("runs/.*"))
+    assert statuses() == ["COMPLETED", "COMPLETED"]
+    assert [path.name for path in tmp_path.glob("runs/.*")] == [".locks"]
+
+
+def test_sigterm_saves_and_says_how_to_continue(tiny_settings: dict[str, Any], tmp_path: Path) -> None:
+    endless = settings(tiny_settings)
+    endless["train"] |= {"symbols": 10**8}
+    both(endless, tmp_path)
+    command, environment = compare_command(tmp_path)
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
+        until = time.monotonic() + 120
+        while len({path.parts[-3] for path in tmp_path.glob("runs/*/checkpoints/step-*")}) < 2:
+            assert time.monotonic() < until
+            time.sleep(0.2)
+        process.terminate()
+        _, said = process.communicate(timeout=120)
+    assert process.returncode == 130
+    assert "stopped; the same command goes on" in said
+    told = [json.loads(path.read_text()) for path in tmp_path.glob("runs/*/run.json")]
+    statuses = {each["status"] for each in told if each["experiment"]["name"] == "tokenv-train"}
+    assert statuses == {"INTERRUPTED"}

@@ -182,7 +182,7 @@ def test_what_can_be_typed_runs(document: str, tmp_path: Path, monkeypatch: pyte
     for folder in (tmp_path, tmp_path / "examples"):  # which lines name as PYTHONPATH
         monkeypatch.syspath_prepend(str(folder))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("tokenv.compare.worker.WorkerProcess", shrunk.InThisProcess)
+    monkeypatch.setattr("tokenv.compare.job.Job.__call__", shrunk.in_this_process)
     shrunk.stand_ins(tmp_path)
     before, space = set(sys.modules), {"__name__": "readme"}
     for language, text, file in pieces((shrunk.ROOT / document).read_text()):

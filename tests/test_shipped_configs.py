@@ -68,7 +68,7 @@ def check_comparison(name: str, folder: Path, only: list[str] | None) -> None:
 def test_a_comparison_compares_its_first_and_last_method(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tokenv.compare.worker.WorkerProcess", shrunk.InThisProcess)
+    monkeypatch.setattr("tokenv.compare.job.Job.__call__", shrunk.in_this_process)
     first, *_, last = shrunk.content(name)["methods"]
     check_comparison(name, folder, [first, last])
 
@@ -76,7 +76,7 @@ def test_a_comparison_compares_its_first_and_last_method(
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(OF_COMPARISONS - OF_PROTOCOLS))
 def test_a_comparison_compares_all_methods(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenv.compare.worker.WorkerProcess", shrunk.InThisProcess)
+    monkeypatch.setattr("tokenv.compare.job.Job.__call__", shrunk.in_this_process)
     check_comparison(name, folder, None)
 
 
@@ -102,12 +102,12 @@ def check_protocols(name: str, folder: Path, only: list[str] | None) -> None:
 
 
 def test_protocols_compare_some_methods(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenv.compare.worker.WorkerProcess", shrunk.InThisProcess)
+    monkeypatch.setattr("tokenv.compare.job.Job.__call__", shrunk.in_this_process)
     check_protocols("compare-estimators", folder, ["rloo", "uniform"])
 
 
 def test_a_horizon_of_the_table_is_forecast(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenv.compare.worker.WorkerProcess", shrunk.InThisProcess)
+    monkeypatch.setattr("tokenv.compare.job.Job.__call__", shrunk.in_this_process)
     check_protocol("compare-ett", folder, "96")
     (report,) = stored(folder, "tokenv-compare")
     with (report / "forecasts.csv").open(newline="") as file:
@@ -117,7 +117,7 @@ def test_a_horizon_of_the_table_is_forecast(folder: Path, monkeypatch: pytest.Mo
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(OF_PROTOCOLS))
 def test_protocols_compare_all_methods(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenv.compare.worker.WorkerProcess", shrunk.InThisProcess)
+    monkeypatch.setattr("tokenv.compare.job.Job.__call__", shrunk.in_this_process)
     check_protocols(name, folder, None)
 
 

@@ -165,7 +165,7 @@ def test_what_the_user_trains_with_is_his_own(
 ) -> None:
     words = [f"{section}.{key}={value}" for section, of in tiny_settings.items() for key, value in of.items()]
     run_command("train", ["with", *words, f"estimator.name={code}:rloo"])
-    assert trust.as_cli_args() == [f"trust_code=['{code}:rloo']"]
+    assert trust.granted() == [f"{code}:rloo"]
     monkeypatch.setattr(trust, "_allowed", set())  # another process
     with pytest.raises(UserError, match=f"add trust_code={code}:rloo"):
         run_command("train", ["with", "resume=runs/1"])

@@ -125,4 +125,4 @@ def test_a_stored_configuration_runs_no_code_without_permission(trained: Path) -
     path.write_text(json.dumps(json.loads(path.read_text()) | {"agent": {"name": "theirs:Agent"}}))
     with pytest.raises(UserError, match="names code, 'theirs:Agent'"):
         run_command("train", ["print_config", "with", str(path)])
-    assert trust.as_cli_args() == []
+    assert trust.granted() == []

@@ -1,67 +1,101 @@
-"""A run of several ranks is started by torchrun, can be stopped, and its failure is reported as a rank printed it."""
+"""A run of several ranks is started by torchrun, can be stopped, and its failure is reported as a rank found it."""
 
-import signal
+import json
+import threading
 import time
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
-from tokenv.compare.job import JobResult
-from tokenv.compare.worker import WorkerProcess, describe_exit, training_call
+from tokenv.compare.job import STOP_FILE, Job, JobResult, JobSpec
+from tokenv.compare.locks import is_locked
+from tokenv.compare.store import stored_runs
+from tokenv.config.files import merge, resolve
 
-STAND_IN = """
-import os, pathlib, signal, sys, time
-rank, ranks = os.environ["RANK"], os.environ["WORLD_SIZE"]
-words = sys.argv[1:]
-if words[0] == "fail":
-    sys.exit("tokenv: the value of 3 is wrong" if rank == "0" else time.sleep(60))
-if words[0] == "die" and rank == "1":
-    os.kill(os.getpid(), signal.SIGKILL)
-pathlib.Path(f"begun-{rank}").write_text(" ".join([ranks, *words]))
-stopped = []
-signal.signal(signal.SIGINT, lambda *_: stopped.append(1))
-while not stopped:
-    time.sleep(0.05)
-pathlib.Path(f"saved-{rank}").touch()
-raise SystemExit(130)
+ENDLESS = {"train": {"symbols": 10**9}, "checkpoint": {"every_symbols": 1024}}
+BROKEN = """
+import os
+from tokenv.agents.fixed import Uniform
+
+
+class Broken(Uniform):
+    def draw(self, observation, noise):
+        if os.environ.get("RANK") == "1":
+            raise TypeError("the value of 3 is wrong")
+        return super().draw(observation, noise)
 """
+
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Create a folder where ``python -m tokenv`` is a program which only notes its rank."""
-    (tmp_path / "tokenv").mkdir()
-    (tmp_path / "tokenv" / "__main__.py").write_text(STAND_IN)
-    (tmp_path / "tokenv" / "__init__.py").write_text("GYMNASIUM_ENTRY_POINTS = {}\n")
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "work").mkdir()
+    (tmp_path / "broken.py").write_text(BROKEN)
     return tmp_path
 
 
-def test_every_rank_is_started_and_told_to_stop(place: Path) -> None:
-    job = WorkerProcess(*training_call(["train", "with", "x.yaml", "-F", "runs"], 2, place), place / "log")
-    until = time.monotonic() + 120
-    while len(list(place.glob("begun-*"))) < 2:
-        assert job.wait(0.1) is None, (place / "log").read_text()
+def make_job(place: Path, settings: dict[str, Any], changes: dict[str, Any], ranks: int = 2) -> Job:
+    config = resolve([], merge(settings, changes))
+    return Job(JobSpec(config, None, "runs", str(place), "work/0", threads=1, ranks=ranks))
+
+
+def ranks_at_work(job: Job, result: Future[JobResult]) -> list[psutil.Process]:
+    """Wait for a checkpoint, and return the ranks in order."""
+    until = time.monotonic() + 240
+    while not list(Path(job.spec.store).glob("*/checkpoints/step-*")):
+        assert not result.done(), (job.spec.job_dir / "log").read_text()
         assert time.monotonic() < until
-    assert [path.read_text() for path in place.glob("begun-*")] == ["2 train with x.yaml -F runs"] * 2
-    job.interrupt()
-    assert job.wait(60)
-    assert len(list(place.glob("saved-*"))) == 2
+        time.sleep(0.1)
+    ranks = {}
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if str(job.spec.job_dir) in " ".join(process.cmdline()) and "RANK" in process.environ():
+                ranks[process.environ()["RANK"]] = process
+    return [ranks[rank] for rank in sorted(ranks)]
 
 
-def test_what_a_rank_has_said_is_told(place: Path) -> None:
-    job = WorkerProcess(*training_call(["fail"], 2, place), place / "log")
-    code = job.wait(120)
-    assert code == 1
-    assert describe_exit(place / "log", code) == JobResult("failed", "the value of 3 is wrong")
+def test_every_rank_is_started_and_told_to_stop(place: Path, tiny_settings: dict[str, Any]) -> None:
+    job = make_job(place, tiny_settings, ENDLESS)
+    with ThreadPoolExecutor(1) as pool:
+        result = pool.submit(job)
+        try:
+            assert len(ranks_at_work(job, result)) == 2
+            assert is_locked(job.spec.config, place / "runs")
+        finally:
+            (place / "work" / STOP_FILE).touch()
+        assert result.result() == JobResult("stopped")
+    (run,) = stored_runs(place / "runs")
+    assert run.status == "INTERRUPTED"
+    assert run.is_resumable
+    assert not is_locked(job.spec.config, place / "runs")
 
 
-def test_a_rank_that_is_killed_is_lost_and_no_failure(place: Path) -> None:
-    job = WorkerProcess(*training_call(["die"], 2, place), place / "log")
-    code = job.wait(120)
-    assert code == -signal.SIGKILL
-    assert describe_exit(place / "log", code) == JobResult("lost", "killed by signal 9")
+def test_what_a_rank_has_said_is_told(place: Path, tiny_settings: dict[str, Any]) -> None:
+    job = make_job(place, tiny_settings, {"agent": {"name": "broken:Broken"}})
+    assert job() == JobResult("failed", "TypeError: the value of 3 is wrong")
 
 
-def test_one_rank_needs_no_torchrun(place: Path) -> None:
-    assert training_call(["train", "with", "x"], 1, place) == ("tokenv.__main__:main", [["train", "with", "x"]])
+@pytest.mark.parametrize("killed", [0, 1])
+def test_a_rank_that_is_killed_is_lost_and_no_failure(killed: int, place: Path, tiny_settings: dict[str, Any]) -> None:
+    job = make_job(place, tiny_settings, ENDLESS)
+    with ThreadPoolExecutor(1) as pool:
+        result = pool.submit(job)
+        timer = threading.Timer(300, (place / "work" / STOP_FILE).touch)
+        timer.start()
+        ranks_at_work(job, result)[killed].kill()
+        assert result.result().status == "lost"
+        timer.cancel()
+
+
+def test_two_ranks_finish_a_run_and_one_finds_it(place: Path, tiny_settings: dict[str, Any]) -> None:
+    assert make_job(place, tiny_settings, {})() == JobResult("finished", "1")
+    (place / "work" / "0").rename(place / "work" / "two")
+    assert make_job(place, tiny_settings, {}, ranks=1)() == JobResult("finished", "1")
+    (told,) = [json.loads(path.read_text()) for path in place.glob("runs/*/run.json")]
+    assert told["status"] == "COMPLETED"

@@ -178,7 +178,7 @@ def test_a_small_text_of_ones_own_is_compared(tmp_path: Path, monkeypatch: pytes
     """Methods which learn and those which do not are measured on the same half of its few held-out sequences."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("tokenv.compare.worker.WorkerProcess", shrunk.InThisProcess)
+    monkeypatch.setattr("tokenv.compare.job.Job.__call__", shrunk.in_this_process)
     run = shrunk.merge(shrunk.RUN, {"validation": {"sequences": 64}})
     words = [*shrunk.words({"common": run}), "seeds=[0]", "bpe_vocabulary=300", "passages=1"]
     name, *line = two_lines(tmp_path)

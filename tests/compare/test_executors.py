@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,14 @@ import psutil
 import pytest
 import shrunk
 import yaml
+from filelock import FileLock
 
 from tokenv.cli.main import run_command
 from tokenv.compare.command import compare_methods, resolve_comparison
 from tokenv.compare.config import CompareOptions
 from tokenv.compare.executors import check_executor
 from tokenv.compare.job import JobResult
+from tokenv.compare.locks import LOCKS
 from tokenv.compare.scheduler import run_all
 from tokenv.compare.store import stored_runs
 from tokenv.core.errors import RunFailedError, UserError
@@ -101,8 +104,10 @@ def wait_until(condition: Callable[[], Any], seconds: float = 120) -> None:
 
 
 def nothing_is_left(store: Path) -> bool:
-    """Return whether there are neither locks nor temporary folders."""
-    return not list(store.glob(".*"))
+    """Return whether no lock is held and there are no temporary folders."""
+    for path in store.glob(f"{LOCKS}/*"):
+        FileLock(path).acquire(blocking=False).lock.release()
+    return [path.name for path in store.glob(".*")] == [LOCKS]
 
 
 @pytest.fixture(scope="module")
@@ -127,12 +132,16 @@ def test_every_executor_gives_the_same_table(executor: str, place: Path, of_loca
     assert nothing_is_left(place / "runs")
 
 
-def at_work(store: Path) -> list[dict[str, Any]]:
-    """Return the ids of the processes which hold and train a run that has saved a checkpoint."""
+def at_work(store: Path) -> list[psutil.Process]:
+    """Return the processes which train a run that has saved a checkpoint."""
     if not list(store.glob("*/checkpoints/step-*")):
         return []
-    told = [json.loads(path.read_text())["processes"] for path in store.glob(".claim-*.json")]
-    return [{"holder": each[0]["pid"], "trainer": each[1]["pid"]} for each in told if len(each) == 2]
+    found = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if "job" in process.cmdline() and str(store) in process.cmdline()[-1]:
+                found.append(process)
+    return found
 
 
 @pytest.mark.slow
@@ -143,10 +152,9 @@ def test_a_killed_worker_is_gone_on_with(executor: str, place: Path) -> None:
 
     def kill() -> None:
         wait_until(lambda: at_work(place / "runs"))
-        (pids,) = at_work(place / "runs")
-        worker = psutil.Process(pids["trainer"])
+        (worker,) = at_work(place / "runs")
         if executor != "local":
-            worker = psutil.Process(pids["holder"]).parent()  # type: ignore[assignment]
+            worker = worker.parent()  # type: ignore[assignment]
         for process in (worker, *worker.children(recursive=True)):
             process.kill()
 
@@ -171,8 +179,9 @@ def test_a_preempted_job_saves_and_is_gone_on_with(place: Path) -> None:
 
     def preempt() -> None:
         wait_until(lambda: at_work(place / "runs"))
-        (pids,) = at_work(place / "runs")
-        job = psutil.Process(pids["holder"]).parent()
+        (trainer,) = at_work(place / "runs")
+        job = trainer.parent()
+        assert job is not None
         for process in (job, *job.children(recursive=True)):
             process.send_signal(signal.SIGUSR2)
 
@@ -299,7 +308,7 @@ def test_what_is_wrong_with_an_executor_is_told_before_work_starts(
 
 
 def test_a_run_that_only_others_can_read_has_failed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenv.compare.executors.run_job", lambda _: JobResult("finished", "99"))
+    monkeypatch.setattr("tokenv.compare.job.Job.__call__", lambda _: JobResult("finished", "99"))
     monkeypatch.setattr("tokenv.compare.scheduler.VISIBLE_SECONDS", 0)
     of = options("local", only=["uniform"])
     folders, failed = run_all(list(of.make_tasks()), of, progress=False)
@@ -308,7 +317,7 @@ def test_a_run_that_only_others_can_read_has_failed(place: Path, monkeypatch: py
 
 
 def test_a_run_that_is_lost_every_time_has_failed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenv.compare.executors.run_job", lambda _: JobResult("lost", "killed by signal 9"))
+    monkeypatch.setattr("tokenv.compare.job.Job.__call__", lambda _: JobResult("lost", "killed by signal 9"))
     of = options("local", only=["uniform"])
     failed = {"uniform, seed 0": "killed by signal 9, 3 times in a row"}
     assert run_all(list(of.make_tasks()), of, progress=False) == ([None], failed)
@@ -318,12 +327,12 @@ def test_a_scheduler_that_is_gone_ends_the_comparison(place: Path, monkeypatch: 
     def refuse(_: CompareOptions) -> None:
         raise UserError("no scheduler answers")
 
-    monkeypatch.setattr("tokenv.compare.executors.run_job", lambda _: JobResult("lost", "killed by signal 9"))
+    monkeypatch.setattr("tokenv.compare.job.Job.__call__", lambda _: JobResult("lost", "killed by signal 9"))
     monkeypatch.setattr("tokenv.compare.scheduler.check_executor", refuse)
     of = options("local", only=["uniform"])
     with pytest.raises(RunFailedError, match="no scheduler answers; the same command goes on"):
         run_all(list(of.make_tasks()), of, progress=False)
-    assert nothing_is_left(place / "runs")
+    assert not list((place / "runs").glob(".*"))
 
 
 def test_the_documents_file_is_one_for_slurm(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:

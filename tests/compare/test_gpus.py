@@ -25,10 +25,6 @@ def _machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locks.time, "sleep", lambda _: threading.Event().wait(0.01))
 
 
-def nothing() -> None:
-    pass
-
-
 def test_gpus_are_called_what_they_are_called_on_the_whole_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     assert visible_gpus() == ["GPU-cc", "GPU-aa"]
     monkeypatch.setenv(VISIBLE, "GPU-aa,MIG-7")
@@ -49,8 +45,7 @@ def test_no_two_jobs_share_one(count: int) -> None:
 
     def job(_: int) -> None:
         nonlocal most
-        with acquire_gpus("auto", count, nothing, lambda: False) as seen:
-            assert seen is not None
+        with acquire_gpus("auto", count) as seen:
             mine = seen[VISIBLE].split(",")
             assert len(mine) == count
             assert not set(mine) & set(held)
@@ -66,18 +61,28 @@ def test_no_two_jobs_share_one(count: int) -> None:
 
 
 def test_a_gpu_that_is_named_is_waited_for() -> None:
-    stop = threading.Event()
-    with acquire_gpus("cuda:1", 1, nothing, lambda: False) as seen:
-        assert seen == {}  # its name stays right
-        with acquire_gpus("cuda", 1, nothing, lambda: False) as other:
-            assert other == {VISIBLE: "GPU-cc"}
-            with acquire_gpus("cuda:0", 1, stop.set, stop.is_set) as none:
-                assert none is None
+    released = threading.Event()
+
+    def wait_for_it() -> bool:
+        with acquire_gpus("cuda:0", 1) as seen:
+            assert seen == {}
+            return released.is_set()
+
+    with ThreadPoolExecutor(1) as pool:
+        with acquire_gpus("cuda:1", 1) as seen:
+            assert seen == {}  # its name stays right
+            with acquire_gpus("cuda", 1) as other:
+                assert other == {VISIBLE: "GPU-cc"}
+                waiting = pool.submit(wait_for_it)
+                time.sleep(0.1)
+                assert not waiting.done()
+                released.set()
+        assert waiting.result()
 
 
 def test_a_run_without_gpus_takes_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    with acquire_gpus("cuda", 2, nothing, lambda: False), acquire_gpus("cpu", 1, nothing, lambda: False) as seen:
+    with acquire_gpus("cuda", 2), acquire_gpus("cpu", 1) as seen:
         assert seen == {}
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-        with acquire_gpus("auto", 1, nothing, lambda: False) as seen:
+        with acquire_gpus("auto", 1) as seen:
             assert seen == {}

@@ -42,7 +42,7 @@ def rates(options: CompareOptions) -> dict[str, float]:
 
 
 def test_odd_names_from_the_command_line_to_the_report(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenv.compare.worker.WorkerProcess", shrunk.InThisProcess)
+    monkeypatch.setattr("tokenv.compare.job.Job.__call__", shrunk.in_this_process)
     only = ["learned w=1", "v1.5", "$money", "[/b]", "py/object", "8"]
     shrunk.tokenv(shrunk.shrink(["compare", "with", "odd.yaml", "methods.learned w=1.rate=0.4"], only=only))
     (report,) = [path.parent for path in folder.glob("runs/*/report.html")]

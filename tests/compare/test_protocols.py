@@ -176,7 +176,7 @@ def place(tiny_settings, tmp_path, monkeypatch):
     """Return a folder with a comparison in two protocols, the second of which starts frozen."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr("tokenv.compare.worker.WorkerProcess", shrunk.InThisProcess)
+    monkeypatch.setattr("tokenv.compare.job.Job.__call__", shrunk.in_this_process)
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(tiny_settings))
     values = {
         "base": "tiny.yaml",

@@ -6,7 +6,6 @@ import os
 import random
 import secrets
 import shutil
-import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,7 +18,7 @@ from tiny import settings
 import tokenv
 from tokenv.cli.observers import FileStorage
 from tokenv.compare.config import EvaluationRequest
-from tokenv.compare.locks import RunLock, acquire_run, lock_gpu
+from tokenv.compare.locks import is_locked, lock_gpu, run_lock
 from tokenv.compare.run_evaluation import FILE, load_evaluation
 from tokenv.compare.store import read_run
 from tokenv.config.files import resolve
@@ -171,11 +170,6 @@ def test_irregular_files_are_rejected_at_once(kind: str, run: Path) -> None:
     assert load_evaluation(run, EvaluationRequest()) is None
     put(run / "checkpoints" / "progress.json")
     assert read_progress(run / "checkpoints") is None
-    held = acquire_run(Config(), run.parent)
-    assert isinstance(held, RunLock)
-    if kind != "folder":
-        put(held.path)
-        assert isinstance(acquire_run(Config(), run.parent), RunLock)
     put(checkpoint / DIGESTS)
     with pytest.raises(checkpoints.DamagedError, match=f"digests.json: a {kind}: expected a regular file"):
         verify(checkpoint)
@@ -211,22 +205,12 @@ def test_a_configuration_of_a_million_numbers_is_refused_at_once(run: Path) -> N
         resolve([str(run / "config.json")], {})
 
 
-def test_a_time_to_come_is_no_sign_of_life(run: Path) -> None:
-    """Of a run whose process is unknown, and of one on a machine which cannot be seen from here."""
-    told = json.loads((run / "run.json").read_text()) | {"status": "RUNNING"}
-    (run / "run.json").write_text(json.dumps(told))
-    for years, alive in ((0, True), (1, False), (-1, False)):
-        moment = time.time() + years * 365 * 86400
-        os.utime(run / "run.json", (moment, moment))
-        stored = read_run(run)
-        assert stored is not None
-        assert stored.is_running is alive
-    held = acquire_run(Config(), run.parent)
-    assert isinstance(held, RunLock)
-    held.path.write_text(json.dumps({"place": "another machine", "processes": [{"pid": 1, "start_ticks": 1}]}))
-    assert not isinstance(acquire_run(Config(), run.parent), RunLock)
-    os.utime(held.path, (time.time() + 365 * 86400,) * 2)
-    assert isinstance(acquire_run(Config(), run.parent), RunLock)
+def test_a_lock_in_a_foreign_store_follows_no_link(run: Path, victim: Path) -> None:
+    lock = Path(run_lock(Config(), run.parent).lock_file)
+    lock.symlink_to(victim)
+    with pytest.raises(OSError, match="symbolic link"):
+        is_locked(Config(), run.parent)
+    assert victim.read_text() == SECRET
 
 
 # --- models ---

@@ -223,4 +223,4 @@ def test_code_that_a_run_names_needs_the_users_word(tiny_run: Path, tmp_path: Pa
     env = TrainedModelBytesEnv(run=str(saved), trust_code="their_player:Theirs", seq_len=LENGTH)
     packed = io.BytesIO(pickle.dumps(env))
     assert_same_episodes(pickle.load(packed), env)  # the word was the user's, and goes along
-    assert trust.as_cli_args() == []
+    assert trust.granted() == []

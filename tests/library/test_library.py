@@ -225,7 +225,7 @@ def test_code_that_a_model_names_runs_only_where_it_is_trusted(
             tokenv.load(saved, trust_code=word)
     for word in (True, "their_agent:Theirs", ["their_agent:Theirs"]):
         assert tokenv.load(saved, trust_code=word).tokens(TEXT) == model.tokens(TEXT)
-    assert trust.as_cli_args() == []  # one call's trust is not the next one's
+    assert trust.granted() == []  # one call's trust is not the next one's
     with pytest.raises(UserError, match="names code"):
         tokenv.load(saved)
 

@@ -10,12 +10,9 @@ import importlib
 import json
 import lzma
 import math
-import os
 import random
 import sys
 import tomllib
-import traceback
-from collections.abc import Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -26,6 +23,10 @@ import pandas as pd
 import yaml
 from matplotlib.figure import Figure
 from PIL import Image
+
+from tokenv.cli.job import do_job
+from tokenv.cli.main import error_message, run_command
+from tokenv.compare.job import Job, JobResult, read_result
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -247,27 +248,13 @@ def tokenv(line: list[str]) -> None:
         sys.argv = before
 
 
-class InThisProcess:
-    """Stand in for ``tokenv.compare.worker.WorkerProcess``: make a comparison's runs in turn and without processes.
+def in_this_process(job: Job) -> JobResult:
+    """Stand in for ``tokenv.compare.job.Job.__call__``: make a comparison's runs in turn and without processes.
 
-    The run's own pictures, which a comparison does not look at, are left blank.
+    The run's own pictures, which a comparison does not look at, are left blank. What it prints goes to the job's log.
     """
-
-    def __init__(self, function: str, arguments: Sequence[Any], log: Path, *_: Any) -> None:
-        """Do the work at once; what it prints goes where a process would print it."""
-        self.code: Any = 0
-        self.pid = os.getpid()
-        module, _, name = function.partition(":")
-        blank = patch.object(Figure, "savefig", lambda _, path, **options: Image.new("RGB", (1, 1)).save(path, "png"))
-        with log.open("w") as printed, redirect_stdout(printed), redirect_stderr(printed), blank:
-            try:
-                getattr(importlib.import_module(module), name)(*arguments)
-            except SystemExit as end:
-                self.code = end.code or 0
-            except Exception:
-                traceback.print_exc()
-                self.code = 1
-
-    def wait(self, seconds: float | None = None) -> int:
-        """Return the exit status."""
-        return int(self.code)
+    job.spec.write()
+    blank = patch.object(Figure, "savefig", lambda _, path, **options: Image.new("RGB", (1, 1)).save(path, "png"))
+    with (job.spec.job_dir / "log").open("w") as log, redirect_stdout(log), redirect_stderr(log), blank:
+        do_job(job.spec, 0, run_command, error_message)
+    return read_result(job.spec, 0)

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
@@ -38,6 +39,11 @@ def run_command(name: str, arguments: list[str]) -> Any:
     Raises:
         UserError: unknown command, key or value.
     """
+    if name == "job":
+        from tokenv.cli.job import run_job
+
+        (path,) = arguments
+        return run_job(Path(path), run_command, error_message)
     if name not in COMMANDS:
         raise UserError(f"unknown command {name!r}: {suggest(name, list(COMMANDS))}")
     if name != "lm-eval" and (arguments[:1] == ["help"] or {"-h", "--help"} & set(arguments)):

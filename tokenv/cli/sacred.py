@@ -28,7 +28,7 @@ from tokenv.cli.observers import TRACKERS, FileStorage, OneFigure, Tracker, chec
 from tokenv.config.files import named_configs
 from tokenv.config.literals import read_words
 from tokenv.config.registry import plugins
-from tokenv.core import processes, trust
+from tokenv.core import trust
 from tokenv.core.atomic import check_encoding, copy_atomically
 from tokenv.core.errors import UserError
 from tokenv.core.processes import GracefulStop
@@ -38,7 +38,6 @@ with warnings.catch_warnings():
     from sacred import Experiment
     from sacred.commandline_options import CLIOption
     from sacred.dependencies import Source, get_commit_if_possible, get_digest
-    from sacred.host_info import HostInfoGetter
     from sacred.observers import FileStorageObserver, SqlObserver
     from sacred.observers.file_storage import file_storage_option
     from sacred.run import Run
@@ -255,8 +254,6 @@ def _bare_experiment(name: str) -> Experiment:
     experiment = Experiment(
         f"tokenv-{name}",
         base_dir=_package_folder("tokenv").parent,
-        # The description shows other processes whether this one is still alive.
-        additional_host_info=[HostInfoGetter(processes.describe, "process")],
         additional_cli_options=OPTIONS,
         save_git_info=False,  # Sacred asks git three times for each file, and ends when git fails
     )

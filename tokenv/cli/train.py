@@ -18,6 +18,7 @@ import torch
 from tokenv.cli.observers import mark_completed
 from tokenv.cli.options import TrainOptions, stored_config, take_own
 from tokenv.cli.sacred import Command, Record, source_files
+from tokenv.compare.locks import holding_if_free
 from tokenv.config.components import Components, build_components, check_components
 from tokenv.config.files import COMMAND_LINE, flatten, resolve
 from tokenv.config.hardware import busy_warning, peak_resident_memory, resolve_device, resolve_precision
@@ -102,7 +103,20 @@ def resolve_training(names: list[str], updates: dict[str, Any], world: int = 1) 
 
 
 def train_and_show(options: TrainOptions, record: Record, ranks: Ranks | None = None) -> dict[str, Any]:
-    """Train, then store and show the results; ``ranks`` are the processes which train together, if several do."""
+    """Train, then store and show the results, and let comparisons wait for the run.
+
+    Args:
+        options: options of the command.
+        record: record of the run.
+        ranks: processes which train together, if several do.
+    """
+    if record.folder is None:
+        return _train_and_show(options, record, ranks)
+    with holding_if_free(options.config, record.folder.parent):
+        return _train_and_show(options, record, ranks)
+
+
+def _train_and_show(options: TrainOptions, record: Record, ranks: Ranks | None) -> dict[str, Any]:
     config = options.config
     folder = record.folder
     progress_bars = sys.stderr.isatty()

@@ -1,6 +1,7 @@
-"""Executors of jobs: threads which watch processes of this machine, dask's workers, and Slurm's queue.
+"""Executors of jobs, one for each place: threads on this machine, dask's workers, and Slurm's queue.
 
-Each is a ``concurrent.futures.Executor``; dask's and submitit's packages are imported when they are used.
+Each is a ``concurrent.futures.Executor``, to which a ``Job`` is submitted. dask's and submitit's packages are imported
+when they are used.
 """
 
 from __future__ import annotations
@@ -17,8 +18,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from tokenv.compare.config import CompareOptions, Task
-from tokenv.compare.job import JobResult, JobSpec, RunRemotely
-from tokenv.compare.worker import run_job
+from tokenv.compare.job import Job, JobResult
 from tokenv.config.files import load_yaml
 from tokenv.core.errors import UserError
 
@@ -34,20 +34,17 @@ PACKAGES = {"dask": "distributed", "slurm": "submitit"}  # of the extras of thes
 @contextmanager
 def open_executor(
     options: CompareOptions, tasks: Sequence[Task], work_dir: Path, say: Callable[[str], None]
-) -> Iterator[tuple[Executor, Callable[[JobSpec], JobResult]]]:
+) -> Iterator[Executor]:
     """Open the executor which ``executor=…`` names; it is closed when its jobs have ended.
 
-    On this machine, each thread of a pool watches one process at a time. ``ProcessPoolExecutor`` would not do: it can
-    neither interrupt a job nor choose its GPUs, and it breaks when one of its processes is killed.
+    On this machine, each thread of a pool starts one process at a time. ``ProcessPoolExecutor`` would not do: it cannot
+    interrupt a job, and it breaks when one of its processes is killed.
 
     Args:
         options: options of the comparison.
         tasks: runs of the comparison.
         work_dir: folder for a scheduler's own files.
         say: function which prints a line.
-
-    Yields:
-        The executor, and the function to submit to it with a specification.
 
     Raises:
         UserError: see ``check_executor``.
@@ -56,15 +53,17 @@ def open_executor(
     kind, _, where = options.executor.partition(":")
     if kind == "local":
         with ThreadPoolExecutor(options.jobs) as pool:
-            yield pool, run_job
+            yield pool
     elif kind == "dask":
-        uses_gpu = any(not task.config.hardware.device.startswith("cpu") for task in tasks)
-        with _open_dask(where, options.ranks if uses_gpu else 0, say) as executor:
-            yield executor, RunRemotely()
+        gpus = 0
+        if any(not task.config.hardware.device.startswith("cpu") for task in tasks):
+            gpus = options.ranks
+        with _open_dask(where, gpus, say) as executor:
+            yield executor
     else:
         submitit_executor = _create_submitit_executor(Path(where), work_dir, options.ranks)
         with SlurmExecutor(submitit_executor, len(tasks)) as executor:
-            yield executor, RunRemotely()
+            yield executor
 
 
 def check_executor(options: CompareOptions) -> None:
@@ -150,7 +149,8 @@ class SlurmExecutor(ThreadPoolExecutor):
     def __init__(self, executor: submitit.Executor, jobs: int) -> None:
         super().__init__(jobs)
         self._submitit = executor
-        self._submitit_lock, self._abandoned = threading.Lock(), threading.Event()
+        self._submitit_lock = threading.Lock()
+        self._abandoned = threading.Event()
 
     def __exit__(self, error: type[BaseException] | None, *_: object) -> None:
         if error is not None:
@@ -158,24 +158,26 @@ class SlurmExecutor(ThreadPoolExecutor):
         self.shutdown()
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Put a call into the queue; its first argument is the specification of a job."""
-        return super().submit(self._run, fn, *args, **kwargs)
+        """Put a job into the queue; it takes no arguments."""
+        assert isinstance(fn, Job)
+        return super().submit(self._run, fn)
 
-    def _run(self, function: Callable[..., Any], spec: JobSpec) -> JobResult:
+    def _run(self, job: Job) -> JobResult:
         """Wait for the result of a job; take it out of the queue if it is stopped before it begins."""
         with self._submitit_lock:
-            job = self._submitit.submit(function, spec)
-        while not self._is_done(job):
-            if spec.stop_requested() and not spec.job_dir.exists():
-                job.cancel(check=False)
+            queued = self._submitit.submit(job)
+        while not self._is_done(queued):
+            if job.spec.stop_requested() and not job.spec.job_dir.exists():
+                queued.cancel(check=False)
                 return JobResult("stopped")
             if self._abandoned.wait(POLL_SECONDS):
                 return JobResult("lost", "the comparison has ended")
-        return job.result()
+        result: JobResult = queued.result()
+        return result
 
-    def _is_done(self, job: submitit.Job[Any]) -> bool:
+    def _is_done(self, queued: submitit.Job[Any]) -> bool:
         with self._submitit_lock:
-            return job.done()
+            return queued.done()
 
 
 def _create_submitit_executor(file: Path, folder: Path, ranks: int) -> submitit.Executor:

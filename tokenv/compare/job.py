@@ -1,28 +1,49 @@
-"""A job of a comparison: its specification, its result, and the function which a scheduler sends to another machine.
+"""A job of a comparison: its specification, its result, and the function which an executor calls anywhere.
 
-Everything here is small, picklable and loads no torch, for machines send it to one another.
+A job is one run to train and evaluate. ``Job`` starts the processes ``python -m tokenv job FILE`` and waits for them;
+``tokenv.cli.job`` is what they do.
 """
 
 from __future__ import annotations
 
 import json
-import pickle
+import os
+import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 from tokenv.compare.config import EvaluationRequest
 from tokenv.config.schema import Config
+from tokenv.core.atomic import write_atomically
+from tokenv.core.conversion import from_dict
+from tokenv.core.trust import read_json
 
-RUNNING_FILE, STOP_FILE = "going", "stop"  # in a comparison's folder; the former is renamed to stop all jobs
+STOP_FILE = "stop"  # in a comparison's folder: all its jobs are to stop
+JOB_FILE = "job.json"  # in a job's folder
+POLL_SECONDS = 0.5  # between two looks at a process
 SAVE_SECONDS = 60.0  # for a preempted run to save
-PROGRAM = "from tokenv.compare.worker import run_received_job; run_received_job()"
+# Lets torch count GPUs without a driver that would remember them, before a job chooses its own.
+COUNT_BY_NVML = {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+
+
+@dataclass(frozen=True)
+class JobResult:
+    """How a job ended.
+
+    Attributes:
+        status: ``finished``; ``locked`` by another process which trains the run; ``failed``; ``lost``, killed from
+            outside, so that another try can go on from its last checkpoint; or ``stopped`` on request, and saved.
+        detail: name of the finished run's folder in the store, or what went wrong.
+    """
+
+    status: Literal["finished", "locked", "failed", "lost", "stopped"]
+    detail: str = ""
 
 
 @dataclass(frozen=True)
@@ -34,8 +55,7 @@ class JobSpec:
         evaluation_request: what to measure of the finished run; None for nothing.
         store: folder of Sacred's runs, as seen from ``cwd``.
         cwd: folder that the comparison was started in, which every machine must see.
-        work_dir: folder of the comparison in the store.
-        name: name of this job's own folder in ``work_dir``.
+        folder: the job's own folder, in that of the comparison.
         threads: threads of each process; 0 for torch's own choice.
         ranks: processes of the run, and GPUs if it uses any.
         trusted: what stored runs may name: see ``tokenv.core.trust.granted``.
@@ -46,17 +66,16 @@ class JobSpec:
     evaluation_request: EvaluationRequest | None
     store: str
     cwd: str
-    work_dir: str
-    name: str
+    folder: str
     threads: int = 0
     ranks: int = 1
     trusted: bool | list[str] = False
-    paths: Sequence[str] = ()
+    paths: list[str] = field(default_factory=list)
 
     @property
     def job_dir(self) -> Path:
-        """This job's own folder, which exists as soon as the job has begun."""
-        return Path(self.cwd) / self.work_dir / self.name
+        """The job's own folder, which exists as soon as the job has begun."""
+        return Path(self.cwd) / self.folder
 
     def stop_requested(self) -> bool:
         """Return whether the comparison has asked all its jobs to stop."""
@@ -65,87 +84,125 @@ class JobSpec:
         except OSError:  # the file system is not there, which the run itself reports
             return False
 
-    def begin(self) -> JobResult | None:
-        """Create the job's folder, or return why the job cannot begin on this machine.
-
-        Raises:
-            OSError: the folder cannot be created.
-        """
-        missing = next((path for path in (Path(self.cwd), self.job_dir.parent) if not path.is_dir()), None)
-        if missing is not None:
-            return JobResult(
-                "failed",
-                f"{socket.gethostname()} does not see {missing}: expected the current folder and the store on a file "
-                "system that all machines share, under the same path",
-            )
-        if self.stop_requested():
-            return JobResult("stopped")
+    def write(self) -> Path:
+        """Create the job's folder, write the specification there, and return the path of the file."""
         self.job_dir.mkdir(exist_ok=True)
-        return None
+        path = self.job_dir / JOB_FILE
+        write_atomically(path, json.dumps(asdict(self) | {"config": self.config.as_dict()}))
+        return path
+
+    @classmethod
+    def read(cls, path: Path) -> JobSpec:
+        """Read what ``write`` has written."""
+        return from_dict(cls, read_json(path))
+
+    def result_file(self, rank: int) -> Path:
+        """Return the path of the result of one of the run's processes."""
+        return self.job_dir / f"result-{rank}.json"
 
 
-@dataclass(frozen=True)
-class JobResult:
-    """How a job ended.
+class Job:
+    """A job, which an executor calls without arguments.
 
-    Attributes:
-        status: ``finished``; ``locked`` by another process which works on the run; ``failed``; ``lost``, killed from
-            outside, so that another try can go on from its last checkpoint; or ``stopped`` on request, and saved.
-        detail: name of the finished run's folder in the store, who holds the lock, or what went wrong.
+    Args:
+        spec: specification of the job.
     """
 
-    status: Literal["finished", "locked", "failed", "lost", "stopped"]
-    detail: str = ""
-
-
-class RunRemotely:
-    """Run a job in a process of its own: a function which a scheduler can send to a worker.
-
-    It changes neither the worker's folder nor its environment. The process ends with the worker: when its standard
-    input ends, the worker has gone or wants the job to stop.
-    """
-
-    def __init__(self) -> None:
+    def __init__(self, spec: JobSpec) -> None:
+        self.spec = spec
         self._process: subprocess.Popen[bytes] | None = None
 
-    def __call__(self, spec: JobSpec) -> JobResult:
-        """Start the process, and return its result."""
-        if (ended := spec.begin()) is not None:
-            return ended
-        error_path = spec.job_dir / "errors"
-        with error_path.open("wb") as errors:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", PROGRAM],
-                cwd=spec.cwd,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                start_new_session=True,  # a signal to the worker's group reaches the worker only
-            )
-        with self._process as process:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            with suppress(BrokenPipeError):
-                process.stdin.write(pickle.dumps(spec))
-                process.stdin.flush()
-            result = process.stdout.read()  # its input stays open until then
-        if process.returncode == 0 and result:
-            return JobResult(**json.loads(result))
-        lines = [line for line in error_path.read_text(errors="replace").split("\n") if line.strip()]
-        status: Literal["lost", "failed"] = "lost" if process.returncode < 0 else "failed"
-        return JobResult(status, lines[-1] if lines else f"exit status {process.returncode}")
+    def __call__(self) -> JobResult:
+        """Train and evaluate the run in processes of its own on this machine, and wait until they have ended."""
+        spec = self.spec
+        for path in (Path(spec.cwd), spec.job_dir.parent):
+            if not path.is_dir():
+                return JobResult("failed", _unseen(path))
+        if spec.stop_requested():
+            return JobResult("stopped")
+        try:
+            self._process = _start(spec)
+        except OSError as error:
+            return JobResult("failed", f"{spec.store}: cannot be written to ({error.strerror})")
+        interrupted = False
+        while self._process.poll() is None:
+            if not interrupted and spec.stop_requested():
+                self._process.send_signal(signal.SIGINT)
+                interrupted = True
+            time.sleep(POLL_SECONDS)
+        return read_result(spec, self._process.returncode)
 
-    def checkpoint(self, spec: JobSpec) -> Any:
+    def checkpoint(self) -> Any:
         """Let the run save, and ask submitit to queue the job again; called before preemption and at the time limit."""
         from submitit.helpers import DelayedSubmission
 
-        process, self._process = self._process, None
-        if process is not None and process.stdin is not None:
-            with suppress(OSError):
-                process.stdin.close()
+        process = self._process
+        self._process = None
+        if process is not None:
+            process.send_signal(signal.SIGINT)
             until = time.monotonic() + SAVE_SECONDS
-            while process.poll() is None and time.monotonic() < until:  # a signal interrupted wait(), so poll
-                time.sleep(0.2)
-        return DelayedSubmission(self, spec)
+            while process.poll() is None and time.monotonic() < until:
+                time.sleep(POLL_SECONDS)
+        return DelayedSubmission(self)
 
     __submitit_checkpoint__ = checkpoint
+
+
+def _unseen(path: Path) -> str:
+    return (
+        f"{socket.gethostname()} does not see {path}: expected the current folder and the store on a file system that "
+        "all machines share, under the same path"
+    )
+
+
+def _start(spec: JobSpec) -> subprocess.Popen[bytes]:
+    """Start the process of a job, or torchrun, which starts several.
+
+    Python does not look for modules in the current folder first: a folder ``tokenv`` there must not stand in for the
+    package. It finds what this process finds.
+    """
+    command = [sys.executable, "-P", "-m", "tokenv", "job", str(spec.write())]
+    if spec.ranks > 1:
+        torchrun = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone", "--no-python"]
+        command = [*torchrun, f"--nproc-per-node={spec.ranks}", *command]
+    paths = [str(Path(path).absolute()) for path in sys.path]
+    environment = os.environ | COUNT_BY_NVML | {"PYTHONPATH": os.pathsep.join(paths)}
+    with (spec.job_dir / "log").open("wb") as log:
+        return subprocess.Popen(
+            command,
+            cwd=spec.cwd,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # a signal to this process's group, such as Ctrl-C's, is not meant for the run
+        )
+
+
+def read_result(spec: JobSpec, status: int) -> JobResult:
+    """Return how a job ended: what its processes have written down, or that they were killed before they could.
+
+    Args:
+        spec: specification of the job.
+        status: exit status of the process; a negative one is a signal.
+    """
+    results = []
+    for rank in range(spec.ranks):  # one that is not the first writes failures only
+        with suppress(OSError, ValueError):
+            results.append(from_dict(JobResult, read_json(spec.result_file(rank))))
+    if spec.stop_requested() and not any(result.status in ("finished", "failed") for result in results):
+        return JobResult("stopped")
+    for result in results:
+        if result.status == "failed":  # the others have lost the process which failed
+            return result
+    if not spec.result_file(0).exists():
+        return JobResult("lost", _describe_end(status))
+    if results[0].status == "stopped":
+        return JobResult("lost", "stopped, but not by this comparison")
+    return results[0]
+
+
+def _describe_end(status: int) -> str:
+    if status < 0:
+        return f"killed by signal {-status}"
+    return f"a process was killed; exit status {status}"

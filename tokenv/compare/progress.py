@@ -13,6 +13,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn
 
 from tokenv.compare.config import Task
 from tokenv.compare.store import same_runs
+from tokenv.core.processes import Progress as RunProgress
 from tokenv.core.processes import read_progress
 from tokenv.plotting.characters import escape_line
 from tokenv.plotting.console import console
@@ -122,12 +123,13 @@ class ProgressDisplay:
         self._bar_of: dict[int, TaskID] = {}
         self._folder_of: dict[int, Path] = {}
 
-    def update(self, index: int, suffix: str = "") -> None:
+    def update(self, index: int, suffix: str = "", since: float = 0.0) -> None:
         """Show how far a running run is, as its progress file says.
 
         Args:
             index: index of its task.
             suffix: text after the run's label.
+            since: time, by the file system's clock, at which its job began.
         """
         task = self._tasks[index]
         if index not in self._bar_of:
@@ -135,16 +137,22 @@ class ProgressDisplay:
             total = task.config.train.symbols
             self._bar_of[index] = self.bars.add_task(escape_line(task.label) + suffix, total=total, unit=unit, left="")
             self._eta.start(index, time.monotonic())
-        if index not in self._folder_of:  # Sacred chooses its name
-            running = [run.folder for run in same_runs(task.config, self._store) if run.is_running]
-            if running:
-                self._folder_of[index] = running[0]
-        progress = read_progress(self._folder_of[index] / "checkpoints") if index in self._folder_of else None
+        progress = self._read_progress(index, since)
         if progress is not None:
             self._eta.update(index, progress.symbols, progress.seconds)
             left = format_remaining(self._eta.remaining_of(index))
             self.bars.update(self._bar_of[index], completed=progress.symbols, left=left)
         self.bars.update(self._all, left=format_remaining(self._eta.remaining()))
+
+    def _read_progress(self, index: int, since: float) -> RunProgress | None:
+        if index not in self._folder_of:  # Sacred chooses its name
+            for run in same_runs(self._tasks[index].config, self._store):
+                if run.status == "RUNNING" and run.last_heartbeat >= since:
+                    self._folder_of[index] = run.folder
+                    break
+        if index not in self._folder_of:
+            return None
+        return read_progress(self._folder_of[index] / "checkpoints")
 
     def remove(self, index: int) -> None:
         """Remove a run's bar, because nothing works on it for now."""

@@ -3,29 +3,31 @@
 from __future__ import annotations
 
 import itertools
-import json
 import os
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, CancelledError, Executor, Future, wait
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from tokenv.compare.config import CompareOptions, Task
 from tokenv.compare.executors import check_executor, open_executor
-from tokenv.compare.job import RUNNING_FILE, STOP_FILE, JobResult, JobSpec
-from tokenv.compare.locks import find_holder
+from tokenv.compare.job import STOP_FILE, Job, JobResult, JobSpec
+from tokenv.compare.locks import is_locked
 from tokenv.compare.progress import ProgressDisplay
 from tokenv.compare.run_evaluation import load_evaluation
 from tokenv.compare.store import find_run, read_run
-from tokenv.core import processes, trust
+from tokenv.core import trust
 from tokenv.core.errors import RunFailedError, UserError
-from tokenv.core.trust import read_json
 
 WORK_DIR = ".compare-"
+COMPARISON_LOCK = "comparison.lock"  # in a comparison's folder, held as long as its process exists
+GO_FILE = "go"  # renamed to stop all jobs, which is possible on a full disk
 MAX_ATTEMPTS = 3  # of a run whose processes are killed
 VISIBLE_SECONDS = 90.0  # after which every machine sees what another has written
 
@@ -52,12 +54,10 @@ def run_all(
     display = ProgressDisplay(tasks, store, progress)
     scheduler = _Scheduler(tasks, options, display)
     with display.bars:
-        if missing := scheduler.find_finished():
-            with (
-                _work_dir(store, local=options.executor == "local") as work_dir,
-                open_executor(options, tasks, work_dir, display.print) as (executor, job),
-            ):
-                interrupted = not scheduler.run(missing, work_dir, executor, job)
+        missing = scheduler.find_finished()
+        if missing:
+            with _work_dir(store) as work_dir, open_executor(options, tasks, work_dir, display.print) as executor:
+                interrupted = not scheduler.run(missing, work_dir, executor)
             if interrupted:
                 message = f"stopped; the same command goes on: finished and saved runs are found in {store}"
                 raise KeyboardInterrupt(message)
@@ -75,35 +75,38 @@ class _Scheduler:
     def __init__(self, tasks: Sequence[Task], options: CompareOptions, display: ProgressDisplay) -> None:
         self.folders: list[Path | None] = [None] * len(tasks)
         self.failed: dict[str, str] = {}
-        self._tasks, self._options, self._display = tasks, options, display
+        self._tasks = tasks
+        self._options = options
+        self._display = display
         self._store = Path(options.store)
         self._attempts = [0] * len(tasks)
         self._job_names = (str(number) for number in itertools.count())
         self._submitted: dict[Future[JobResult], tuple[int, JobSpec]] = {}
-        self._locked: dict[int, str] = {}  # index of a task to the process elsewhere which works on it
+        self._locked: set[int] = set()  # indices of tasks on which a process elsewhere works
         self._announced: set[int] = set()
 
     def find_finished(self) -> list[int]:
         """Find the runs which are finished and evaluated already, and return the indices of all others."""
         for index, task in enumerate(self._tasks):
-            run, request = find_run(task.config, self._store), task.evaluation_request
-            if run is not None and run.finished and (request is None or load_evaluation(run.folder, request)):
+            run = find_run(task.config, self._store)
+            if run is None or not run.finished:
+                continue
+            request = task.evaluation_request
+            if request is None or load_evaluation(run.folder, request) is not None:
                 self.folders[index] = run.folder
                 self._display.finish(index)
         return [index for index, folder in enumerate(self.folders) if folder is None]
 
-    def run(
-        self, indices: Sequence[int], work_dir: Path, executor: Executor, job: Callable[[JobSpec], JobResult]
-    ) -> bool:
+    def run(self, indices: Sequence[int], work_dir: Path, executor: Executor) -> bool:
         """Run jobs until all have ended; False if Ctrl-C stopped them.
 
         Args:
             indices: indices of the missing tasks.
             work_dir: folder of this comparison.
             executor: executor of the jobs.
-            job: function to submit to it.
         """
-        self._work_dir, self._executor, self._job = work_dir, executor, job
+        self._work_dir = work_dir
+        self._executor = executor
         try:
             for index in indices:
                 self._submit(index)
@@ -118,21 +121,21 @@ class _Scheduler:
         return True
 
     def _submit(self, index: int) -> None:
-        task, options = self._tasks[index], self._options
+        task = self._tasks[index]
+        options = self._options
         self._attempts[index] += 1
         spec = JobSpec(
             config=task.config,
             evaluation_request=task.evaluation_request,
             store=options.store,
             cwd=str(Path.cwd()),
-            work_dir=str(self._work_dir),
-            name=next(self._job_names),
-            threads=_threads(options.jobs) if options.executor == "local" else 0,
+            folder=str(self._work_dir / next(self._job_names)),
+            threads=_threads(options),
             ranks=options.ranks,
             trusted=trust.granted(),
             paths=[str(Path(path).absolute()) for path in sys.path],
         )
-        self._submitted[self._executor.submit(self._job, spec)] = (index, spec)
+        self._submitted[self._executor.submit(Job(spec))] = (index, spec)
 
     def _poll(self) -> None:
         """Wait until a job has ended, at most a second; handle results and update the display."""
@@ -146,12 +149,14 @@ class _Scheduler:
             self._handle_result(index, _result_of(future))
         for index, spec in self._submitted.values():
             if spec.job_dir.exists():
-                self._display.update(index)
+                self._display.update(index, since=spec.job_dir.stat().st_ctime)
         for index in list(self._locked):
             self._poll_locked(index)
 
     def _handle_result(self, index: int, result: JobResult) -> None:
-        task, status, detail = self._tasks[index], result.status, result.detail
+        task = self._tasks[index]
+        status = result.status
+        detail = result.detail
         if status == "finished":
             folder = self._store / detail
             if _becomes_visible(folder):
@@ -165,7 +170,7 @@ class _Scheduler:
             )
         elif status == "locked":
             self._display.remove(index)
-            self._locked[index] = detail
+            self._locked.add(index)
             return
         elif status == "lost" and self._attempts[index] < MAX_ATTEMPTS:
             self._resubmit(index, detail)
@@ -197,14 +202,14 @@ class _Scheduler:
     def _poll_locked(self, index: int) -> None:
         """Submit a run again as soon as no other process works on it: it is finished, or can be gone on with."""
         task = self._tasks[index]
-        if find_holder(task.config, self._store) is None:
-            del self._locked[index]
+        if not is_locked(task.config, self._store):
+            self._locked.remove(index)
             self._attempts[index] -= 1
             self._submit(index)
         elif not self._submitted:
             if index not in self._announced:
                 self._announced.add(index)
-                self._display.print(f"{task.label}: waiting for {self._locked[index]}")
+                self._display.print(f"{task.label}: waiting for another process, which trains it")
             self._display.update(index, ", elsewhere")
 
     def _stop(self) -> None:
@@ -219,7 +224,7 @@ class _Scheduler:
 
     def _request_stop(self) -> None:
         with suppress(OSError):  # the store is gone, which ends them, too
-            (self._work_dir / RUNNING_FILE).rename(self._work_dir / STOP_FILE)  # possible on a full disk
+            (self._work_dir / GO_FILE).rename(self._work_dir / STOP_FILE)
 
 
 def _result_of(future: Future[JobResult]) -> JobResult:
@@ -245,12 +250,8 @@ def _becomes_visible(folder: Path) -> bool:
 
 
 @contextmanager
-def _work_dir(store: Path, *, local: bool) -> Iterator[Path]:
+def _work_dir(store: Path) -> Iterator[Path]:
     """Create a folder of this comparison in the store, where all machines see it, and delete it in the end.
-
-    Args:
-        store: folder of the runs.
-        local: whether all jobs end with this process.
 
     Raises:
         UserError: it cannot be created.
@@ -259,23 +260,26 @@ def _work_dir(store: Path, *, local: bool) -> Iterator[Path]:
         store.mkdir(parents=True, exist_ok=True)
         _delete_abandoned(store)
         work_dir = Path(tempfile.mkdtemp(dir=store, prefix=WORK_DIR))
-        (work_dir / RUNNING_FILE).write_text(json.dumps(processes.describe()) if local else "")
+        (work_dir / GO_FILE).touch()
+        lock = FileLock(work_dir.absolute() / COMPARISON_LOCK).acquire()
     except OSError as error:
         raise UserError(f"{store}: cannot be written to ({error.strerror}): expected a folder for runs") from error
     try:
-        yield work_dir
+        with lock:
+            yield work_dir
     finally:
         shutil.rmtree(work_dir, ignore_errors=True)
 
 
 def _delete_abandoned(store: Path) -> None:
-    """Delete the folders of comparisons which were killed, unless their jobs may go on."""
-    for path in store.glob(f"{WORK_DIR}*/{RUNNING_FILE}"):
-        with suppress(OSError, ValueError):
-            if processes.alive_pids(read_json(path)) == []:
-                shutil.rmtree(path.parent, ignore_errors=True)
+    """Delete the folders of comparisons which were killed; jobs of theirs which go on do not need them any more."""
+    for path in store.glob(f"{WORK_DIR}*/{COMPARISON_LOCK}"):
+        with suppress(OSError, Timeout), FileLock(path.absolute()).acquire(blocking=False):
+            shutil.rmtree(path.parent, ignore_errors=True)
 
 
-def _threads(jobs: int) -> int:
-    """Return the threads of each of several processes which share the cores; 0 where the user has decided."""
-    return 0 if jobs == 1 or "OMP_NUM_THREADS" in os.environ else max(1, (os.cpu_count() or 1) // jobs)
+def _threads(options: CompareOptions) -> int:
+    """Return the threads of each of several processes which share the cores; 0 where others have decided."""
+    if options.executor != "local" or options.jobs == 1 or "OMP_NUM_THREADS" in os.environ:
+        return 0
+    return max(1, (os.cpu_count() or 1) // options.jobs)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import tempfile
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -14,23 +11,13 @@ from typing import Any
 
 from tokenv.config.files import flatten, resolve, without_command_options
 from tokenv.config.schema import IDENTITY, Config
-from tokenv.core import checkpoints, processes, trust
+from tokenv.core import checkpoints, trust
 from tokenv.core.conversion import from_dict
 from tokenv.core.errors import UserError
 from tokenv.core.trust import MAX_CONFIG_BYTES, read_json
 from tokenv.plotting.console import warn
 
-SILENT_SECONDS = 300.0  # without a heartbeat: machines may see one another's files a minute late
-PROCESS = "process"  # key of a run's host information: see ``tokenv.core.processes``
-
-
-def file_system_time(store: Path) -> float:
-    """Return the time by the clock of a folder's file system, the only clock which all machines share."""
-    try:
-        with tempfile.TemporaryFile(dir=store) as file:
-            return os.fstat(file.fileno()).st_mtime
-    except OSError:  # the folder is read-only
-        return time.time()
+UNFINISHED = ("INTERRUPTED", "FAILED", "RUNNING")  # a killed run still says that it is running
 
 
 @dataclass(frozen=True)
@@ -43,7 +30,6 @@ class StoredRun:
         identity: the sections of the configuration which are equal in two runs if these are the same run.
         status: Sacred's status: ``COMPLETED``, ``INTERRUPTED``, ``FAILED`` or ``RUNNING``.
         last_heartbeat: time of its last sign of life, by the file system's clock.
-        process: description of its process, see ``tokenv.core.processes``; None where the run does not say.
     """
 
     folder: Path
@@ -51,7 +37,6 @@ class StoredRun:
     identity: dict[str, Any]
     status: str
     last_heartbeat: float
-    process: Any = None
 
     @property
     def finished(self) -> bool:
@@ -60,23 +45,8 @@ class StoredRun:
 
     @property
     def is_resumable(self) -> bool:
-        """Whether the run was stopped or killed or has failed, and left a checkpoint."""
-        ended = self.status in ("INTERRUPTED", "FAILED") or (self.status == "RUNNING" and not self.is_running)
-        return ended and bool(checkpoints.list_complete(self.folder / "checkpoints"))
-
-    @property
-    def is_running(self) -> bool:
-        """Whether a process works on the run; where it cannot be seen from here, its last heartbeat decides."""
-        if self.status != "RUNNING":
-            return False
-        if self.process is None:
-            pids = None
-        else:
-            pids = processes.alive_pids(self.process)
-        if pids is not None:
-            return bool(pids)
-        silence = file_system_time(self.folder.parent) - self.last_heartbeat
-        return abs(silence) <= SILENT_SECONDS  # a time to come is no sign of life, either
+        """Whether the run has ended before it was finished and left a checkpoint, for one who holds its lock."""
+        return self.status in UNFINISHED and bool(checkpoints.list_complete(self.folder / "checkpoints"))
 
 
 def read_run(folder: Path) -> StoredRun | None:
@@ -97,8 +67,7 @@ def _read_unchanged(folder: Path, last_heartbeat: float, _written: tuple[int, ..
         return None
     values = read_json(folder / "config.json", limit=MAX_CONFIG_BYTES)
     config = resolve([], {}, base=without_command_options(values))
-    process = (run.get("host") or {}).get(PROCESS)
-    return StoredRun(folder, config, identity(config), run["status"], last_heartbeat, process)
+    return StoredRun(folder, config, identity(config), run["status"], last_heartbeat)
 
 
 def finished_run(folder: Path) -> StoredRun:
@@ -168,7 +137,7 @@ def same_runs(config: Config, store: Path) -> list[StoredRun]:
 
 
 def find_run(config: Config, store: Path) -> StoredRun | None:
-    """Return the newest finished run of this configuration, or else the newest which can be resumed.
+    """Return the newest finished run of this configuration, or else the newest which can be resumed under its lock.
 
     A run whose checkpoint is another run's is passed over with a warning.
 

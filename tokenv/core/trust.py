@@ -242,11 +242,6 @@ def granted() -> bool | list[str]:
     return True if _ALL in _allowed else sorted(_allowed)
 
 
-def as_cli_args() -> list[str]:
-    """Return what the user has allowed as arguments of a child process's command line."""
-    return [f"trust_code={granted()!r}"] if _allowed else []
-
-
 def path_options(values: Mapping[str, Any]) -> Iterator[tuple[Any, str]]:
     """Yield the section and the key of each option which names a path, or, as of data, may name one."""
     for place, keys in PATH_OPTIONS.items():
