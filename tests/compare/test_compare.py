@@ -21,7 +21,6 @@ from tokenv.compare.command import load_compared_run, resolve_comparison
 from tokenv.compare.comparison import group_into_methods
 from tokenv.compare.config import EvaluationRequest
 from tokenv.compare.run_evaluation import (
-    LONGEST,
     Agreement,
     RunEvaluation,
     _owner,
@@ -35,6 +34,7 @@ from tokenv.config.files import COMMAND_OPTIONS, flatten, load_yaml, merge, name
 from tokenv.core import checkpoints
 from tokenv.core.checkpoints import write_json
 from tokenv.core.conversion import from_dict
+from tokenv.data.kinds import Text
 
 
 @pytest.fixture
@@ -223,7 +223,7 @@ def test_token_lengths(rows):
                 counts[min(since, 4) - 1] += 1
                 since = 0
     assert token_lengths(action_BT, 4) == counts
-    assert sum(token_lengths(action_BT, LONGEST["text"])) == int(action_BT[:, 1:].sum())
+    assert sum(token_lengths(action_BT, Text.longest_token)) == int(action_BT[:, 1:].sum())
 
 
 def test_mistakes_are_told(comparison):
