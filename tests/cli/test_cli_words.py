@@ -218,7 +218,7 @@ def test_a_mistake_leaves_no_log_and_no_run(run_wrong_line: Any, line: str) -> N
     """The data are read after the run has begun: its number is free again."""
     (message,) = run_wrong_line(line)
     assert message.startswith("tokenv: ")
-    assert [path.name for path in Path("runs").iterdir()] == ["_sources"]
+    assert {path.name for path in Path("runs").iterdir()} <= {"_sources", ".locks"}
 
 
 def test_a_number_suggests_the_run_of_that_number(trained: Path) -> None:

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from comparisons import (
+    OF_SERIES,
     TEXTS,
     WINDOWS,
     a_comparison,
@@ -98,7 +99,9 @@ def test_everything_is_escaped(evil):
     assert page.headings[:2] == [evil, evil]
     assert page.cells.count(evil) == 10  # two rows of facts and failures, a row in five tables, a reference
     assert not page.tags & {"script", "s"}
-    drawn = [replace(method, runs=[changed(run, windows=[a_window(evil)])]) for method in methods]
+    of_series = replace(run.config, data=OF_SERIES, codec={"name": "series"})
+    windowed = changed(run, windows=[a_window(evil)], config=of_series)
+    drawn = [replace(method, runs=[windowed]) for method in methods]
     pictures = draw_pictures(replace(comparison, methods=drawn))
     assert evil in pictures["window-1"].caption
     assert not Page(comparison_page(comparison, pictures)).tags & {"script", "s"}

@@ -66,7 +66,7 @@ class Enumeration:
         self.lm = UNet(config).double()
         told = None if self.rates is None else RateRange(min(self.rates) / 2, max(self.rates) * 1.2)
         self.rate_B = None if self.rates is None else torch.tensor(self.rates[:batch]).double()
-        self.agent = Learned(8, rate=0.4, window=window, scale=1.0, rates=told).double()
+        self.agent = Learned(8, rate=0.4, window=window, scale=1.0, softcap=15.0, rates=told).double()
         with torch.no_grad():
             self.agent.projection.weight.normal_(std=0.5)
             if told is not None:
