@@ -76,7 +76,7 @@ def plant(run: Path, change: Callable[[dict[str, Any]], object]) -> None:
 
 
 def trained(name: str) -> dict[str, Any]:
-    old = {"rate": 0.2, "model": {}, "codec": {"name": name}, "agent": {"name": "learned"}}
+    old = {"rate": 0.2, "codec_options": {}, "model": {}, "codec": {"name": name}, "agent": {"name": "learned"}}
     return {"name": "loaded", "pretrained": "x", "frozen": True, "trained": old}
 
 
