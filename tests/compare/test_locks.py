@@ -15,8 +15,8 @@ import shrunk
 import yaml
 from filelock import Timeout
 
-from tokenv.cli.job import do_job
 from tokenv.cli.main import error_message, run_command
+from tokenv.cli.run_job import do_job
 from tokenv.compare.command import resolve_comparison
 from tokenv.compare.job import JobSpec
 from tokenv.compare.locks import holding_if_free, is_locked, run_lock
@@ -83,7 +83,7 @@ def test_of_many_that_come_at_once_one_alone_has_it(tmp_path: Path) -> None:
 
 
 def test_a_job_whose_run_is_locked_trains_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenv.cli.job.LOCK_SECONDS", 0.2)
+    monkeypatch.setattr("tokenv.cli.run_job.LOCK_SECONDS", 0.2)
     (tmp_path / "work").mkdir()
     spec = JobSpec(Config(), None, str(tmp_path), str(tmp_path), "work/0")
     spec.write()

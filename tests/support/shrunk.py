@@ -24,8 +24,8 @@ import yaml
 from matplotlib.figure import Figure
 from PIL import Image
 
-from tokenv.cli.job import do_job
 from tokenv.cli.main import error_message, run_command
+from tokenv.cli.run_job import do_job
 from tokenv.compare.job import Job, JobResult, read_result
 
 ROOT = Path(__file__).parents[2]

@@ -40,7 +40,7 @@ def run_command(name: str, arguments: list[str]) -> Any:
         UserError: unknown command, key or value.
     """
     if name == "job":
-        from tokenv.cli.job import run_job
+        from tokenv.cli.run_job import run_job
 
         (path,) = arguments
         return run_job(Path(path), run_command, error_message)

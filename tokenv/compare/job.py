@@ -1,7 +1,7 @@
 """A job of a comparison: its specification, its result, and the function which an executor calls anywhere.
 
 A job is one run to train and evaluate. ``Job`` starts the processes ``python -m tokenv job FILE`` and waits for them;
-``tokenv.cli.job`` is what they do.
+``tokenv.cli.run_job`` is what they do.
 """
 
 from __future__ import annotations
