@@ -140,9 +140,8 @@ class Job:
         self._process = None
         if process is not None:
             process.send_signal(signal.SIGINT)
-            until = time.monotonic() + SAVE_SECONDS
-            while process.poll() is None and time.monotonic() < until:
-                time.sleep(POLL_SECONDS)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(SAVE_SECONDS)
         return DelayedSubmission(self)
 
     __submitit_checkpoint__ = checkpoint

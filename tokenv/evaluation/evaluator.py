@@ -151,19 +151,17 @@ class EvalSampler:
             noise_BT: uniform random numbers which decide, see ``text_noise``; None draws the next ones.
         """
         components = self._components
+        lm = components.lm
         symbol_BN = symbol_BN.to(self._device)
         noise = self._noise(symbol_BN, noise_BT)
         rate_B = self._target_rates(symbol_BN)
         if self._options.entropy_weight:
-            lm = components.lm
             entropy_BN = lm.early_entropy(lm.encode(symbol_BN))
             noise = shift_noise(noise, self._options.entropy_weight * entropy_BN[:, :-1])
         sampling = Sampling(early_exit=components.early_exit)
         if self._options.imitation and components.imitation is not None:
             sampling = replace(sampling, teacher=components.imitation.sampling.teacher)
-        lm = components.lm
-        agent = components.agent
-        return rollout(lm, agent, symbol_BN, sampling, noise=noise, length_B=length_B, rate=rate_B)
+        return rollout(lm, components.agent, symbol_BN, sampling, noise=noise, length_B=length_B, rate=rate_B)
 
     @torch.no_grad()
     def observe(self, symbol_BN: Tensor, *, noise_BT: Tensor | None = None) -> TensorDictBase:
@@ -420,9 +418,9 @@ def _matches(drawn: Tensor, gold: Tensor, tolerance: int) -> int:
         i = j = 0
         while i < len(left) and j < len(right):
             if abs(left[i] - right[j]) <= tolerance:
-                hits = hits + 1
-                i = i + 1
-                j = j + 1
+                hits += 1
+                i += 1
+                j += 1
             elif left[i] < right[j]:
                 i += 1
             else:

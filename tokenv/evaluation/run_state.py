@@ -16,12 +16,8 @@ from tokenv.core.errors import UserError
 from tokenv.core.rates import RateRange
 
 Log = Callable[[str, float, int], None]
-RATE_FREE_AGENTS = (
-    "bpe",
-    "random_rate",
-    "no_boundaries",
-    "whitespace",
-)  # agents whose rate depends on the text, or is random
+# Agents whose rate depends on the text, or is random.
+RATE_FREE_AGENTS = ("bpe", "random_rate", "no_boundaries", "whitespace")
 RATE_TOLERANCE = 0.2
 History = dict[str, tuple[list[int], list[float]]]
 

@@ -5,7 +5,7 @@ token pooling, ``EMASmoothing`` H-Net's. Each has a stepper, which computes the 
 """
 
 from abc import ABC, abstractmethod
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -127,11 +127,16 @@ class SelectChunking(Chunking):
         multiple: int = 1,
     ) -> Tensor:
         """Return Y; see ``Chunking``."""
+        apply_token_layers = self._read_layers(apply_token_layers)
         if boundary_BT is not None:
             return x_BTD + relaxed_tokens(x_BTD, boundary_BT, apply_token_layers)
         segments = segment(action_BT, multiple)
         token_BMD = apply_token_layers(select(x_BTD, segments), segments.boundary_BM, segments=segments)
         return x_BTD + distribute(token_BMD, segments)
+
+    def _read_layers(self, apply_token_layers: TokenLayers) -> TokenLayers:
+        """Return the function from tokens to what bytes add of them."""
+        return apply_token_layers
 
     def stepper(self, batch: int, device: torch.device, dtype: torch.dtype) -> Stepper:
         """Return a state which holds the newest token."""
@@ -164,8 +169,12 @@ class _NewestTokenStepper(Stepper):
         prob_B: Tensor | None,
     ) -> Tensor:
         boundary_B1 = boundary_B[:, None]
-        self.newest_BD = torch.where(boundary_B1, token_BD, self.newest_BD)
+        self.newest_BD = torch.where(boundary_B1, self._read_token(x_BD, token_BD), self.newest_BD)
         return x_BD + self.newest_BD
+
+    def _read_token(self, x_BD: Tensor, token_BD: Tensor) -> Tensor:
+        """Return what bytes add of a token which closes with this byte."""
+        return token_BD
 
 
 class DeviationChunking(SelectChunking):
@@ -176,25 +185,11 @@ class DeviationChunking(SelectChunking):
     sequential policy adds ``Y'_k``.
     """
 
-    def forward(
-        self,
-        x_BTD: Tensor,
-        action_BT: Tensor,
-        boundary_BT: Tensor | None,
-        apply_token_layers: TokenLayers,
-        multiple: int = 1,
-    ) -> Tensor:
-        """Return Y; see ``Chunking``."""
+    def _read_layers(self, apply_token_layers: TokenLayers) -> TokenLayers:
+        def change(token_BMD: Tensor, *arguments: Any, **options: Any) -> Tensor:
+            return apply_token_layers(token_BMD, *arguments, **options) - token_BMD
 
-        def change(
-            token_BMD: Tensor,
-            position_BM: Tensor,
-            gate_BM: Tensor | None = None,
-            segments: Segments | None = None,
-        ) -> Tensor:
-            return apply_token_layers(token_BMD, position_BM, gate_BM, segments) - token_BMD
-
-        return super().forward(x_BTD, action_BT, boundary_BT, change, multiple)
+        return change
 
     def stepper(self, batch: int, device: torch.device, dtype: torch.dtype) -> Stepper:
         """Return a state which holds the change of the newest token."""
@@ -202,14 +197,8 @@ class DeviationChunking(SelectChunking):
 
 
 class _ChangeStepper(_NewestTokenStepper):
-    def read(
-        self,
-        x_BD: Tensor,
-        token_BD: Tensor,
-        boundary_B: Tensor,
-        prob_B: Tensor | None,
-    ) -> Tensor:
-        return super().read(x_BD, token_BD - x_BD, boundary_B, prob_B)
+    def _read_token(self, x_BD: Tensor, token_BD: Tensor) -> Tensor:
+        return token_BD - x_BD
 
 
 def segment_mean(x_BTD: Tensor, group_BT: Tensor, weight_BT: Tensor, count: int) -> Tensor:

@@ -256,7 +256,7 @@ class Trainer:
         with skip_if_nonfinite(self.optimizer, values.found_inf if self.asynchronous else None):
             optimizer_step(self.optimizer, self.parameters, train.max_grad_norm)
             update.further = policy_epochs(self.step, self.optimizer, rollouts, self.group, train.max_grad_norm)
-        state.step = state.step + 1
+        state.step += 1
         state.symbols = symbols
         update.seconds = time.perf_counter() - started
         self.metrics.add(update)
