@@ -177,8 +177,6 @@ class _Scheduler:
             return
         elif status == "lost":
             detail += f", {MAX_ATTEMPTS} times in a row"
-        elif status == "stopped":
-            detail = "it was stopped, but not by this comparison"
         self.failed[task.label] = detail
         self._display.finish(index)
         self._display.print(f"{task.label} failed: {detail}")

@@ -109,40 +109,6 @@ class Stepper(ABC):
                 setattr(self, name, value.repeat_interleave(times, 0))
 
 
-class SelectChunking(Chunking):
-    """A token is the byte vector at its boundary; every byte adds the newest token to itself (eq. 7-9).
-
-    ``Y_t = X_t + Y'_k``, k the newest token closed at or before t. A ``boundary_BT`` holds gates s in [0, 1], 1 in
-    column 0, and requires the relaxed pass (``relaxed_tokens``), which is differentiable in s and equal to the hard
-    one at s = a. It costs more: the token-level layers run over all N bytes instead of M tokens, with dense attention,
-    time and memory O(N^2).
-    """
-
-    def forward(
-        self,
-        x_BTD: Tensor,
-        action_BT: Tensor,
-        boundary_BT: Tensor | None,
-        apply_token_layers: TokenLayers,
-        multiple: int = 1,
-    ) -> Tensor:
-        """Return Y; see ``Chunking``."""
-        apply_token_layers = self._read_layers(apply_token_layers)
-        if boundary_BT is not None:
-            return x_BTD + relaxed_tokens(x_BTD, boundary_BT, apply_token_layers)
-        segments = segment(action_BT, multiple)
-        token_BMD = apply_token_layers(select(x_BTD, segments), segments.boundary_BM, segments=segments)
-        return x_BTD + distribute(token_BMD, segments)
-
-    def _read_layers(self, apply_token_layers: TokenLayers) -> TokenLayers:
-        """Return the function from tokens to what bytes add of them."""
-        return apply_token_layers
-
-    def stepper(self, batch: int, device: torch.device, dtype: torch.dtype) -> Stepper:
-        """Return a state which holds the newest token."""
-        return _NewestTokenStepper(batch, self.width, device, dtype)
-
-
 class _NewestTokenStepper(Stepper):
     """Adds the newest token of each row to the byte."""
 
@@ -177,6 +143,47 @@ class _NewestTokenStepper(Stepper):
         return token_BD
 
 
+class _ChangeStepper(_NewestTokenStepper):
+    def _read_token(self, x_BD: Tensor, token_BD: Tensor) -> Tensor:
+        return token_BD - x_BD
+
+
+class SelectChunking(Chunking):
+    """A token is the byte vector at its boundary; every byte adds the newest token to itself (eq. 7-9).
+
+    ``Y_t = X_t + Y'_k``, k the newest token closed at or before t. A ``boundary_BT`` holds gates s in [0, 1], 1 in
+    column 0, and requires the relaxed pass (``relaxed_tokens``), which is differentiable in s and equal to the hard
+    one at s = a. It costs more: the token-level layers run over all N bytes instead of M tokens, with dense attention,
+    time and memory O(N^2).
+    """
+
+    stepper_class = _NewestTokenStepper
+
+    def forward(
+        self,
+        x_BTD: Tensor,
+        action_BT: Tensor,
+        boundary_BT: Tensor | None,
+        apply_token_layers: TokenLayers,
+        multiple: int = 1,
+    ) -> Tensor:
+        """Return Y; see ``Chunking``."""
+        apply_token_layers = self._read_layers(apply_token_layers)
+        if boundary_BT is not None:
+            return x_BTD + relaxed_tokens(x_BTD, boundary_BT, apply_token_layers)
+        segments = segment(action_BT, multiple)
+        token_BMD = apply_token_layers(select(x_BTD, segments), segments.boundary_BM, segments=segments)
+        return x_BTD + distribute(token_BMD, segments)
+
+    def _read_layers(self, apply_token_layers: TokenLayers) -> TokenLayers:
+        """Return the function from tokens to what bytes add of them."""
+        return apply_token_layers
+
+    def stepper(self, batch: int, device: torch.device, dtype: torch.dtype) -> Stepper:
+        """Return a state which holds what bytes add of the newest token."""
+        return self.stepper_class(batch, self.width, device, dtype)
+
+
 class DeviationChunking(SelectChunking):
     """As ``SelectChunking``, but a byte adds what the token-level layers change of its token.
 
@@ -185,20 +192,13 @@ class DeviationChunking(SelectChunking):
     sequential policy adds ``Y'_k``.
     """
 
+    stepper_class = _ChangeStepper
+
     def _read_layers(self, apply_token_layers: TokenLayers) -> TokenLayers:
         def change(token_BMD: Tensor, *arguments: Any, **options: Any) -> Tensor:
             return apply_token_layers(token_BMD, *arguments, **options) - token_BMD
 
         return change
-
-    def stepper(self, batch: int, device: torch.device, dtype: torch.dtype) -> Stepper:
-        """Return a state which holds the change of the newest token."""
-        return _ChangeStepper(batch, self.width, device, dtype)
-
-
-class _ChangeStepper(_NewestTokenStepper):
-    def _read_token(self, x_BD: Tensor, token_BD: Tensor) -> Tensor:
-        return token_BD - x_BD
 
 
 def segment_mean(x_BTD: Tensor, group_BT: Tensor, weight_BT: Tensor, count: int) -> Tensor:
