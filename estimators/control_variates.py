@@ -20,9 +20,10 @@ class REBAR(Stage):
 
         g = (G(a) - c(z~)) d log pi(a) / dl + dc(z)/dl - dc(z~)/dl,    c(z) = eta sum_t R_t(sigmoid(z / tau))
 
-    where R_t(s) is the reward under relaxed boundaries s: the pass in which every byte is a token of strength s
-    (Tucker et al. 2017, arXiv 1703.07370). eta is learned by minimising g's variance. Credits are undiscounted: a
-    discounted c for each position would need a backward pass of its own.
+    where R_t(s) is the reward under relaxed boundaries s: the pass in which every byte is a token of strength s, and 0
+    symbols from its boundary with ``model.elapsed`` (Tucker et al. 2017, arXiv 1703.07370). eta is learned by
+    minimising g's variance. Credits are undiscounted: a discounted c for each position would need a backward pass of
+    its own.
 
     Bias: none for window 0; rejected otherwise, because l_i is a discontinuous function of earlier actions and the
     reparametrised gradient misses the discontinuities. Cost: one hard pass and two relaxed ones (middle layers on N

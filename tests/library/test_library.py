@@ -195,6 +195,17 @@ def test_a_saved_model_is_the_same_model(model: Model, folder: Path, tmp_path: P
         model.save_pretrained(folder)
 
 
+def test_a_model_with_a_clock_is_saved_with_it(tmp_path: Path) -> None:
+    run = tmp_path / "1"
+    train(resolve([], settings(model={"elapsed": True})), run / "checkpoints", lambda *_: None)
+    model = tokenv.load(run)
+    again = Model.from_pretrained(model.save_pretrained(tmp_path / "mine"))
+    assert model.lm.elapsed.weight.any()
+    assert torch.equal(again.lm.elapsed.weight, model.lm.elapsed.weight)
+    assert again.tokens(TEXT) == model.tokens(TEXT)
+    assert again.generate("abc", 20, seed=1) == model.generate("abc", 20, seed=1)
+
+
 def test_what_was_changed_in_memory_is_saved(model: Model, tmp_path: Path) -> None:
     with torch.no_grad():
         model.lm.head.weight.add_(1)

@@ -17,6 +17,7 @@ from tokenv.core.devices import device_module, has_own_memory, is_accelerator
 from tokenv.core.errors import UserError
 from tokenv.core.rates import highest_rate
 from tokenv.lm.config import UNetConfig
+from tokenv.lm.elapsed import CLASSES
 
 PRECISIONS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float64": torch.float64}
 MAX_LOAD = 1.25  # threads and processes per core; more causes a warning
@@ -130,10 +131,11 @@ MIN_DOCUMENT = 64  # bytes of a synthetic document, at the very least
 
 
 def model_parameters(model: UNetConfig) -> int:
-    """Return the number of parameters in the layers' matrices and the direct head, which dominate a large model."""
+    """Return the number of parameters in the matrices of layers, embeddings and heads."""
     byte = (model.down_layers + model.up_layers) * (4 + 3 * model.byte_mlp)
     token = model.mid_layers * (4 + 3 * model.token_mlp)
-    return model.width**2 * (byte + token) + model.width * (2 + model.horizon) * SYMBOLS
+    rows = (2 + model.horizon) * SYMBOLS + model.elapsed * CLASSES
+    return model.width**2 * (byte + token) + model.width * rows
 
 
 def training_bytes(config: Config, *, parameters: int = 0, samples: int = 1, rows: int | None = None) -> dict[str, int]:

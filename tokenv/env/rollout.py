@@ -247,8 +247,10 @@ def _predict(
             generator,
         )
         each = []
+        # Counts from the drawn boundaries would jump between their values, where relaxations must be continuous.
+        every = torch.ones_like(action)
         for boundary in relaxed[..., :known, :].unbind(-1):
-            y_relaxed = lm.decode_samples(x_BLD.detach(), action, boundary)
+            y_relaxed = lm.decode_samples(x_BLD.detach(), every, boundary)
             each.append(lm.sequence_log_prob(y_relaxed, symbol_BN))
         log_prob_relaxed = torch.stack(each, -1)
         predicted[keys.LOG_LIKELIHOOD_RELAXED[1]] = log_prob_relaxed.where(valid_BT.unsqueeze(-1), 0.0)

@@ -32,6 +32,8 @@ class UNetConfig:
         pooling: chunking of bytes to tokens and back: ``select`` (the paper's), ``deviation`` (the same, but
             adding only what the token-level layers change of a token), ``mean`` (Nawrot et al. 2023) or ``smooth``
             (H-Net, Hwang et al. 2025).
+        elapsed: whether the decoder also reads how many symbols ago the newest token ended, as a learned embedding
+            (``tokenv.lm.elapsed``), which starts at zero. No gradient reaches a boundary through it.
         horizon: symbols H which a direct head predicts at once from every position, besides the next one; 0 for no
             such head.
         direct: whether only the last ``horizon`` symbols of a sequence are predicted, at once and by that head, from
@@ -58,6 +60,7 @@ class UNetConfig:
     output_softcap: float = field(default=30.0, metadata=POSITIVE)
     rope_base: float = field(default=10_000.0, metadata=POSITIVE)
     pooling: str = field(default="select", metadata=POOLING)
+    elapsed: bool = False
     horizon: int = field(default=0, metadata=at_least(0))
     direct: bool = False
     linear_path: int = field(default=0, metadata=at_least(0))

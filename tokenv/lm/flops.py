@@ -3,10 +3,10 @@
 A matrix parameter costs 6 floating-point operations (2 forward, 4 backward) for every byte, or token, which it is
 applied to. In an attention layer of width D, every pair of a query and a key which it sees costs the same per entry of
 2 D: D products for the score, D for the weighted value. Keys are those inside the window (byte level), or all earlier
-tokens of the sequence (token level), so that packing and masked blocks change nothing. Embedding lookups, norms and
-softmax are not counted. All N bytes of a sequence are counted for all byte-level modules, although the last one, which
-predicts nothing, is only encoded. Policies which learn are counted with 6 also where their input carries no gradient
-and 4 would suffice; so is the first layer of relaxed passes.
+tokens of the sequence (token level), so that packing and masked blocks change nothing. Embedding lookups (of bytes and
+of ``model.elapsed``), norms and softmax are not counted. All N bytes of a sequence are counted for all byte-level
+modules, although the last one, which predicts nothing, is only encoded. Policies which learn are counted with 6 also
+where their input carries no gradient and 4 would suffice; so is the first layer of relaxed passes.
 
 The paper leaves attention out. ``attention=False`` gives its figure.
 """

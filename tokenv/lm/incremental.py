@@ -259,6 +259,7 @@ class Decoder:
         dtype: precision of the steps, float32 or finer.
         position_B: symbols which each row has finished.
         count_B: tokens of each row.
+        elapsed_B: symbols of each row since its newest boundary.
         x_BD: X_i of each row, from the last ``encode``.
     """
 
@@ -283,6 +284,7 @@ class Decoder:
         )
         self.position_B = torch.zeros(batch, dtype=torch.long, device=device)
         self.count_B = torch.zeros(batch, dtype=torch.long, device=device)
+        self.elapsed_B = torch.zeros(batch, dtype=torch.long, device=device)
         self.x_BD = torch.zeros(batch, config.width, dtype=self.dtype, device=device)
         self.reset(torch.ones_like(self.position_B, dtype=torch.bool))
 
@@ -310,6 +312,7 @@ class Decoder:
         self.pooling.repeat(times)
         self.position_B = self.position_B.repeat_interleave(times)
         self.count_B = self.count_B.repeat_interleave(times)
+        self.elapsed_B = self.elapsed_B.repeat_interleave(times)
         self.x_BD = self.x_BD.repeat_interleave(times, 0)
 
     def encode(self, symbol_B: Tensor, rows_B: Tensor | None = None) -> Tensor:
@@ -363,7 +366,10 @@ class Decoder:
                 self.count_B + self._leading,
             )
         self.count_B = self.count_B + boundary_B
+        self.elapsed_B = (self.elapsed_B + 1).masked_fill(boundary_B, 0)
         y_BD = self.pooling.read(x_BD, token_BD, boundary_B, boundary_prob_B)
+        if self.lm.config.elapsed:
+            y_BD = y_BD + self.lm.elapsed(self.elapsed_B)
         parameters_BP = self.up.step(y_BD, self._rotary, self.position_B)
         self.position_B = self.position_B + 1
         return parameters_BP

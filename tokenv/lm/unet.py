@@ -23,6 +23,7 @@ from tokenv.lm.chunking import Chunking, DeviationChunking, EMASmoothing, MeanCh
 from tokenv.lm.codecs.base import ByteCodec, Codec, make_head
 from tokenv.lm.codecs.series import SeriesCodec, predict_linear
 from tokenv.lm.config import UNetConfig
+from tokenv.lm.elapsed import ElapsedEmbedding, elapsed_symbols
 from tokenv.lm.layers import DecoderLayer, Linear, RMSNorm, RotaryTable
 from tokenv.lm.segments import Pack, Segments, bucket_size, relaxed_attention
 
@@ -144,6 +145,8 @@ class UNet(Encoder):
         self.mid = make_layers(config, config.mid_layers, config.token_mlp)
         self.up = make_layers(config, config.up_layers, config.byte_mlp)
         self.pooling = _POOLINGS[config.pooling](config.width)
+        if config.elapsed:
+            self.elapsed = ElapsedEmbedding(config.width)
         self.norm = RMSNorm(config.width)
         self.head = make_head(self.codec, config.width)
         # The early exit starts as a copy of the output head (paper, section 2.4), norm included (ours).
@@ -220,7 +223,8 @@ class UNet(Encoder):
             action_BT: 1 where a token ends; column 0 must be 1.
             boundary_BT: boundaries as floats which carry gradient. ``select`` reads them as gates in [0, 1] (column 0
                 must be 1) and runs relaxed, at a higher cost; ``mean`` as straight-through decisions, equal to the
-                actions in value; ``smooth`` as boundary probabilities. None for the actions alone.
+                actions in value; ``smooth`` as boundary probabilities. None for the actions alone. The clock of
+                ``config.elapsed`` reads the actions in any case.
 
         Returns:
             [B, T, D].
@@ -228,6 +232,8 @@ class UNet(Encoder):
         y_BTD = self.pooling(
             self._to_compute_dtype(x_BTD), action_BT, boundary_BT, self.apply_token_layers, self.token_multiple
         )
+        if self.config.elapsed:
+            y_BTD = y_BTD + self._to_compute_dtype(self.elapsed(elapsed_symbols(action_BT)))
         return self.norm(self._byte_layers(self.up, y_BTD))
 
     def decode(self, x_BTD: Tensor, action_BT: Tensor, boundary_BT: Tensor | None = None) -> Tensor:

@@ -1,0 +1,50 @@
+"""The clock of ``model.elapsed``: the number of symbols since the newest boundary, and its embedding.
+
+Without it a byte more than a window after a boundary cannot tell how long ago that was: byte-level attention has
+relative positions, and all bytes of a token add the same vector.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+# Smallest number of each class but that of 0: each number below 64 has a class, larger ones share 16 an octave, and
+# 4,096 and all above one.
+CLASS_STARTS = (*range(1, 64), *(round(64 * 2 ** (k / 16)) for k in range(6 * 16 + 1)))
+CLASSES = len(CLASS_STARTS) + 1
+
+
+def elapsed_symbols(action_BT: Tensor) -> Tensor:
+    """Return the symbols since the newest boundary, 0 at a boundary: [B, T] -> int64 [B, T].
+
+    Before a row's first boundary they are counted from its first symbol.
+    """
+    position_T = torch.arange(action_BT.shape[1], device=action_BT.device)
+    boundary_BT = action_BT.bool()
+    newest_BT = torch.where(boundary_BT, position_T, 0).cummax(1).values
+    return position_T - newest_BT
+
+
+class ElapsedEmbedding(nn.Module):
+    """Embedding of a number of symbols, exact below 64, in classes 4% wide above; see ``CLASS_STARTS``.
+
+    It starts at zero, which a model adds without effect, draws no random numbers, and is scaled by sqrt(D), as the
+    embedding of bytes is.
+
+    Args:
+        width: model width D.
+    """
+
+    start: Tensor
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(CLASSES, width))
+        self.register_buffer("start", torch.tensor(CLASS_STARTS), persistent=False)
+
+    def forward(self, elapsed: Tensor) -> Tensor:
+        """Embed in the parameters' precision: int64 [..] -> [.., D]."""
+        index = torch.bucketize(elapsed, self.start, right=True)
+        return F.embedding(index, self.weight) * math.sqrt(self.weight.shape[1])
