@@ -56,6 +56,7 @@ def parameters(lm, symbol_BT, action_BT, boundary_BT=None):
 # --- the count, and its table ---
 
 
+@settings(deadline=None)
 @given(masks)
 def test_counts_are_the_loop(mask):
     """Also before the first boundary of a row, where they begin at its first symbol."""
