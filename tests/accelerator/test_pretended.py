@@ -105,7 +105,8 @@ Runs = dict[str, tuple[Path, dict[tuple[str, int], float]]]
 def run(folder: Path, device: str, **hardware: Any) -> tuple[Path, dict[tuple[str, int], float]]:
     """Train on a device; return the run's folder, and the metrics which do not depend on time."""
     metrics: dict[tuple[str, int], float] = {}
-    config = resolve([], settings(train={"symbols": 768}, hardware={"device": device} | hardware))
+    sections = {"model": {"elapsed": True}, "train": {"symbols": 768}, "hardware": {"device": device} | hardware}
+    config = resolve([], settings(**sections))
     train(config, folder / "checkpoints", lambda name, value, at: metrics.update({(name, at): value}))
     return folder, {key: value for key, value in metrics.items() if "per_second" not in key[0]}
 
