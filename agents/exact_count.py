@@ -187,7 +187,7 @@ class ConditionalBernoulli(Policy):
 
     **It reads ahead**: l_i depends on the encodings on both sides of i, on their mean over the history, and on the
     distance to the history's end, and even without these a decision depends on all later logits through the law. So it
-    is for direct forecasts (``model.direct``), where nothing of the history is predicted; elsewhere it raises an error,
+    is for direct forecasts (``codec.direct``), where nothing of the history is predicted; elsewhere it raises an error,
     and so does acting one position at a time.
 
     If fewer positions are left than the count (padding), a boundary is drawn at all of them. A rate target is not

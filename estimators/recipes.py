@@ -284,7 +284,7 @@ def text_critic(
 def reinpatch(gamma: float = 1.0, num_samples: int = 4, reward_only: bool = False, centred_only: bool = False) -> Chain:
     """Group-relative policy gradient (ReinPatch, arXiv 2603.26097), here with the early exit's reward.
 
-    With ``model.direct`` and gamma = 1 every boundary is credited with the log-likelihood of the forecast; the early
+    With ``codec.direct`` and gamma = 1 every boundary is credited with the log-likelihood of the forecast; the early
     exit's, which boundaries do not affect, is the same in all samples of a group and cancels.
 
     Bias: see ``GroupRelative``. Cost: as ``rloo``. Its advantages have the same scale for every gamma.

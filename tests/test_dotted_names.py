@@ -11,7 +11,12 @@ import pytest
 ROOT = Path(__file__).parents[1]
 FOLDERS = ("tokenv", "agents", "estimators", "docs", "configs", "examples")
 ENDINGS = (".py", ".md", ".yaml", ".jinja")
-OTHERS = {"tokenv.rate_targets", "tokenv.codecs", "tokenv.testing.check_"}  # groups of entry points; "check_…"
+OTHERS = {
+    "tokenv.rate_targets",
+    "tokenv.codecs",
+    "tokenv.callbacks",
+    "tokenv.testing.check_",
+}  # groups of entry points; "check_…"
 DOTTED = re.compile(r"(?<![\w/.-])tokenv(?:\.[A-Za-z]\w*)+(?![\w-])")
 
 

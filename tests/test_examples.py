@@ -97,7 +97,7 @@ def test_a_table_is_forecast_with_intervals(tmp_path):
     series = {"context": 4, "count": 6, "length": 300, "dwell": 8}
     data = {"kind": "series", "source": "regimes", "seq_len": 32, "validation": 0.2, "options": series}
     train(
-        resolve([], settings(model={"horizon": 6}) | {"data": data, "codec": {"name": "series"}}),
+        resolve([], settings() | {"data": data, "codec": {"name": "series", "horizon": 6}}),
         tmp_path / "checkpoints",
         lambda *_: None,
     )

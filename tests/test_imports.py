@@ -24,7 +24,7 @@ ALLOWED = {
     "testing": ("core", "agents", "lm", "env", "config"),
     "evaluation": ("core", "plotting", "lm", "env", "config"),
     "series": ("core", "plotting", "data", "lm", "env", "config", "evaluation"),
-    "training": ("core", "data", "lm", "env", "config", "evaluation", "series"),
+    "training": ("core", "data", "lm", "env", "config", "evaluation"),
     "lab": (
         "core",
         "plotting",

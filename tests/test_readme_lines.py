@@ -89,9 +89,9 @@ def trained(**wanted: Any) -> list[str]:
         told, config = (json.loads(path.with_name(name).read_text()) for name in ("run.json", "config.json"))
         if told["experiment"]["name"] != "tokenv-train" or told["status"] != "COMPLETED":
             continue
-        model = config["model"]
-        has = {"kind": config["data"]["kind"], "rate": config["rate"], "direct": model["direct"]}
-        has["horizon"] = model["horizon"] > 0
+        codec = config["codec"]
+        has = {"kind": config["data"]["kind"], "rate": config["rate"], "direct": codec.get("direct", False)}
+        has["horizon"] = codec.get("horizon", 0) > 0
         if config["agent"]["name"] == "learned" and wanted.items() <= has.items():
             found.append(str(path.parent))
     return found

@@ -51,6 +51,20 @@ def test_it_trains_by_name(site, tmp_path, tiny_settings):
     assert "bits per byte" in done.stdout
 
 
+def test_its_callback_acts_before_and_after_training(site, tmp_path, tiny_settings):
+    config = tiny_settings | {"callbacks": [{"name": "largest_weight", "file": "w.txt"}]}
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(config))
+    done = run(site, tmp_path, "-m", "tokenv", "train", "with", "c.yaml")
+    assert done.returncode == 0, done.stderr
+    (first, before), (last, after) = (line.split() for line in (tmp_path / "w.txt").read_text().splitlines())
+    assert int(first) == 0
+    assert int(last) >= config["train"]["symbols"]
+    assert before != after
+    wrong = run(site, tmp_path, "-m", "tokenv", "train", "with", "c.yaml", "callbacks=[{'name': 'largest'}]")
+    assert wrong.returncode == 1
+    assert "callbacks.name = 'largest' is unknown: did you mean largest_weight?" in wrong.stderr
+
+
 @pytest.mark.slow
 def test_it_passes_the_check(site, tmp_path):
     done = run(site, tmp_path, "-c", CHECK)

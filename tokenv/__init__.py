@@ -24,11 +24,14 @@ if (_ROOT / "pyproject.toml").is_file():  # a checkout: agents, estimators and c
     __path__.append(str(_ROOT))
 
 GYMNASIUM_ENTRY_POINTS = {  # id: one sequence, many sequences
-    f"tokenv/{kind}-v0": (
-        f"tokenv.library.environments:TrainedModel{kind}Env",
-        f"tokenv.library.environments:TrainedModel{kind}VectorEnv",
-    )
-    for kind in ("Bytes", "Series")
+    "tokenv/Bytes-v0": (
+        "tokenv.library.environments:TrainedModelBytesEnv",
+        "tokenv.library.environments:TrainedModelBytesVectorEnv",
+    ),
+    "tokenv/Series-v0": (
+        "tokenv.library.series_environments:TrainedModelSeriesEnv",
+        "tokenv.library.series_environments:TrainedModelSeriesVectorEnv",
+    ),
 }
 
 __getattr__, __dir__ = lazy_exports(

@@ -153,7 +153,7 @@ def test_forecasts_equal_those_on_the_cpu(
     value = torch.arange(60.0).sin().tolist()
     frame, forecasts = pd.DataFrame({"unique_id": "a", "ds": range(60), "y": value}), []
     for device in DEVICES:
-        config = resolve([], merge(series_settings, {"hardware": {"device": device}, "model": {"horizon": 8}}))
+        config = resolve([], merge(series_settings, {"hardware": {"device": device}, "codec": {"horizon": 8}}))
         components = build_components(config)
         components.train(False)
         loaded = LoadedRun(components, config, Path(), RunState({}, "bits"))

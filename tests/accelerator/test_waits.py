@@ -19,7 +19,7 @@ SERIES = {
     "data": {"kind": "series", "source": "regimes", "options": {"context": 24, "count": 6, "length": 300, "dwell": 8}},
     "codec": {"name": "series"},
 }
-PATCHES = SERIES | {"model": {"horizon": 8, "direct": True}}
+PATCHES = merge(SERIES, {"codec": {"horizon": 8, "direct": True}})
 LEARNED = {"agent": {"name": "learned", "window": 0}}
 CASES: dict[str, dict[str, Any]] = {name: {"agent": {"name": name}} for name in registry.AGENTS}
 CASES |= {name: LEARNED | {"estimator": {"name": name}} for name in registry.ESTIMATORS if name != "path"}

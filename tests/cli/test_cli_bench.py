@@ -47,11 +47,11 @@ def test_forecasts_are_timed_by_samples(
     monkeypatch.chdir(tmp_path)
     of_series = ["data.kind=series", "data.source=bursts", "data.options.context=8", "codec.name=series"]
     asked = [*tiny_words, *of_series, "data.seq_len=24", "repeats=1", "samples=[256, 512]", "horizon=4"]
-    speed = run_command("bench", ["with", *asked, "model.horizon=4"])["forecasts_per_second"]
+    speed = run_command("bench", ["with", *asked, "codec.horizon=4"])["forecasts_per_second"]
     assert list(speed) == ["256", "512", "direct"]
     assert speed["direct"] > speed["256"] > 0
     assert "forecasts per second, 4 steps after 20" in " ".join(capsys.readouterr().out.split())
-    alone = run_command("bench", ["with", *asked, "model.horizon=4", "model.direct=True", "data.options.context=20"])
+    alone = run_command("bench", ["with", *asked, "codec.horizon=4", "codec.direct=True", "data.options.context=20"])
     assert list(alone["forecasts_per_second"]) == ["direct"]
     for more, message in (
         (["samples=[1]"], "expected at least 2 of each"),

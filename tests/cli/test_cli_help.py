@@ -141,6 +141,7 @@ def test_all_names_of_a_kind_are_listed(kind: str, capsys: pytest.CaptureFixture
         "configs": ["quick", "compare-quick"],
         "datasets": ["python", "regimes", "hub:HuggingFaceFW/fineweb"],
         "data": ["text", "series"],
+        "callbacks": ["shrink"],
     }[kind]
     assert set(known) <= set(listed)
     assert "cannot be used" not in "".join(lines)

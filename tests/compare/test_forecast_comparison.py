@@ -18,7 +18,7 @@ from tokenv.compare.score_tables import compare_forecasts
 from tokenv.core.errors import UserError
 
 WINDOWS = 40
-STEPWISE = {"model": {"direct": False}, "data": {"options": {"context": 8}}}
+STEPWISE = {"codec": {"direct": False}, "data": {"options": {"context": 8}}}
 
 
 def forecasts(offset=0.0, horizon=8, seed=0):
@@ -136,11 +136,9 @@ def settings(tiny_settings, tmp_path, monkeypatch):
         "validation": 0.2,
         "options": {"context": 18, "count": 4, "length": 200},
     }
-    model = tiny_settings["model"] | {"horizon": 6, "direct": True}
     return tiny_settings | {
         "data": data,
-        "codec": {"name": "series"},
-        "model": model,
+        "codec": {"name": "series", "horizon": 6, "direct": True},
         "train": tiny_settings["train"] | {"symbols": 400, "warmup_symbols": 0},
         "validation": {"every_symbols": 2000, "sequences": 4, "batch_size": 4},
     }
@@ -166,11 +164,11 @@ def test_the_scores_are_those_of_the_command(settings, tmp_path):
 @pytest.mark.parametrize(
     ("forecast", "common", "message"),
     [
-        ({"horizon": 5}, {}, r"methods\.a: horizon = 5: expected 6, all that a model with model\.direct=True predicts"),
+        ({"horizon": 5}, {}, r"methods\.a: horizon = 5: expected 6, all that a model with codec\.direct=True predicts"),
         ({"horizon": 9}, STEPWISE, "direct head reaches 6 steps"),
         ({"horizon": 30}, STEPWISE, "horizon = 30: expected 1 to"),
-        ({}, {"model": {"direct": False, "horizon": 0}}, r"forecast\.horizon is null and model\.horizon = 0"),
-        ({}, {"data": {"kind": "text", "source": "python"}, "codec": {"name": "bytes"}, "model": {"direct": False}},
+        ({}, {"codec": {"direct": False, "horizon": 0}}, r"forecast\.horizon is null and codec\.horizon = 0"),
+        ({}, {"data": {"kind": "text", "source": "python"}, "codec": {"name": "bytes"}},
          r"forecast with data\.kind = 'text': expected series"),
         ({"season": 19}, {}, "season = 19: expected 1 to 18"),
         ({"peers": ["arima"]}, {}, r"forecast\.peers = \['arima'\]: expected names among dlinear"),

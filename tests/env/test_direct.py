@@ -1,4 +1,4 @@
-"""Direct forecasts only (``model.direct``): nothing of the history is predicted, so an agent may read all of it."""
+"""Direct forecasts only (``codec.direct``): nothing of the history is predicted, so an agent may read all of it."""
 
 import itertools
 
@@ -24,10 +24,10 @@ from tokenv.env.rollout import observe, rollout
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.estimators import recipes
 from tokenv.evaluation.loaded_run import load_run
-from tokenv.lm.codecs.series import LOCATION, SCALE, VALUE, SeriesCodec
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.unet import UNet
 from tokenv.series.baseline_models import fit_dlinear
+from tokenv.series.codec import LOCATION, SCALE, VALUE, SeriesCodec
 from tokenv.series.contexts import held_out_windows
 from tokenv.series.forecaster import forecast
 from tokenv.series.windows import load_series, normalise_window
@@ -40,11 +40,11 @@ EXACT = {"rtol": 1e-12, "atol": 1e-12}
 
 def make_lm(direct=True, residual=True, linear_path=0):
     sizes = {"width": WIDTH, "heads": 2, "down_layers": 1, "mid_layers": 1, "up_layers": 1, "window": 3}
-    config = UNetConfig(**sizes, horizon=HORIZON, direct=direct, linear_path=linear_path)
-    lm = UNet(config, SeriesCodec(WIDTH, residual=residual)).double()
+    codec = SeriesCodec(WIDTH, residual=residual, horizon=HORIZON, direct=direct, linear_path=linear_path)
+    lm = UNet(UNetConfig(**sizes), codec).double()
     if linear_path:
-        torch.nn.init.normal_(lm.linear_path)
-        torch.nn.init.normal_(lm.direct_head.weight)
+        torch.nn.init.normal_(lm.auxiliary_head.linear_path)
+        torch.nn.init.normal_(lm.auxiliary_head.projection.weight)
     return lm
 
 
@@ -70,12 +70,12 @@ def test_likelihoods_are_the_direct_heads_at_the_end_of_the_history(sampling):
         for h in range(HORIZON):
             target = symbol_BN[:, HISTORY + h].clone()
             target[..., 4] = symbol_BN[:, HISTORY - 1, :, VALUE]  # the last that was known
-            wanted_B = lm.codec.log_prob(lm.direct(y_BLD[:, -1])[:, h], target)
+            wanted_B = lm.codec.log_prob(lm.auxiliary_head(y_BLD[:, -1])[:, h], target)
             assert_close(one[keys.LOG_LIKELIHOOD][:, HISTORY - 1 + h], wanted_B)
         assert not one[keys.LOG_LIKELIHOOD][:, : HISTORY - 1].any()
         assert not one[keys.DECISION_MASK][:, HISTORY:].any()
         assert not one[keys.ACTION][:, HISTORY:].any()
-    assert keys.LOG_LIKELIHOOD_DIRECT not in td
+    assert keys.LOG_LIKELIHOOD_AUXILIARY not in td
 
 
 @pytest.mark.parametrize("linear_path", [0, HISTORY])
@@ -101,10 +101,10 @@ def test_a_linear_path_moves_the_densities_by_what_it_predicts(residual):
     plain = SeriesCodec(WIDTH)
     for h in range(HORIZON):
         z_BL = ((symbol_BN[..., VALUE] - symbol_BN[..., LOCATION]) / symbol_BN[..., SCALE])[:, :HISTORY, 0]
-        predicted_B = (z_BL * lm.linear_path[:-1, h]).sum(1) + lm.linear_path[-1, h]
+        predicted_B = (z_BL * lm.auxiliary_head.linear_path[:-1, h]).sum(1) + lm.auxiliary_head.linear_path[-1, h]
         target = symbol_BN[:, HISTORY + h].clone()
         target[..., VALUE] -= predicted_B[:, None] * target[..., SCALE]
-        wanted_B = plain.log_prob(lm.direct(y_BLD[:, -1])[:, h], target)
+        wanted_B = plain.log_prob(lm.auxiliary_head(y_BLD[:, -1])[:, h], target)
         assert_close(td[keys.LOG_LIKELIHOOD][:, HISTORY - 1 + h], wanted_B, **EXACT)
 
 
@@ -114,11 +114,11 @@ def test_a_run_with_a_linear_path_begins_as_dlinear(tmp_path):
     data = {"kind": "series", "source": "regimes", "seq_len": 24, "validation": 0.3, "options": series}
     of = settings(
         data=data,
-        model={"horizon": 8, "direct": True, "linear_path": 16},
         train={"symbols": 200, "learning_rate": 1e-9, "warmup_symbols": 0},
         loss={"early": 0.0},
     )
-    of |= {"codec": {"name": "series"}, "agent": {"name": "uniform"}}
+    codec = {"name": "series", "horizon": 8, "direct": True, "linear_path": 16}
+    of |= {"codec": codec, "agent": {"name": "uniform"}}
     train(resolve([], of), tmp_path / "checkpoints", lambda *_: None)
     run = load_run(str(tmp_path))
     of_run = load_series(run.config.data)
@@ -160,21 +160,17 @@ def test_it_is_refused_where_symbols_are_predicted_one_by_one():
     with pytest.raises(ValueError, match=r"PretrainedAgent agent reads the whole history .* would look ahead"):
         rollout(make_lm(direct=False), loaded, make_series())
     for name in ("quick", "series-synthetic", "etth1"):
-        with pytest.raises(ValueError, match=r"would look ahead\. Expected direct forecasts, .*model\.direct=True"):
+        with pytest.raises(ValueError, match=r"would look ahead\. Expected direct forecasts, .*codec\.direct=True"):
             check_components(resolve([name], {"agent": {"name": "conditional"}}))
 
 
 @pytest.mark.parametrize(
     ("updates", "message"),
     [
-        ({"model": {"horizon": 0}}, r"model.direct = True with model.horizon = 0"),
-        ({"model": {"linear_path": 5}}, r"model.linear_path = 5: expected 0, or data.seq_len - model.horizon = 168"),
-        ({"model": {"linear_path": 168, "direct": False}}, r"model.linear_path = 168 without model.direct"),
-        ({"model": {"horizon": 30}}, r"data.options.context = 168: expected data.seq_len - model.horizon = 162"),
-        (
-            {"data": {"kind": "text", "source": "words"}, "codec": {"name": "bytes"}},
-            r"data.kind = 'text': expected series, for model.direct=True",
-        ),
+        ({"codec": {"horizon": 0}}, r"codec.direct = True with codec.horizon = 0"),
+        ({"codec": {"linear_path": 5}}, r"codec.linear_path = 5: expected 0, or data.seq_len - codec.horizon = 168"),
+        ({"codec": {"linear_path": 168, "direct": False}}, r"codec.linear_path = 168 without codec.direct"),
+        ({"codec": {"horizon": 30}}, r"data.options.context = 168: expected data.seq_len - codec.horizon = 162"),
     ],
 )
 def test_what_a_direct_model_needs_is_asked_for(updates, message):
@@ -184,11 +180,11 @@ def test_what_a_direct_model_needs_is_asked_for(updates, message):
 
 def test_nothing_goes_step_by_step():
     lm, agent, symbol_BN = make_lm(), make_agent(), make_series()
-    with pytest.raises(ValueError, match=r"model\.direct = True.*nothing to step by"):
+    with pytest.raises(ValueError, match=r"last 3 symbols of a sequence at once.*nothing to step by"):
         TokenizationEnv(lm, TensorSource(symbol_BN), 2).reset()
-    with pytest.raises(ValueError, match=r"model\.direct = True.*no next symbol"):
+    with pytest.raises(ValueError, match=r"last 3 symbols of a sequence at once and no next one"):
         generate(lm, agent, symbol_BN, 2)
-    with pytest.raises(ValueError, match=r"expected more than model\.horizon = 3"):
+    with pytest.raises(ValueError, match=r"expected more than the 3 last ones"):
         rollout(lm, agent, symbol_BN[:, :HORIZON])
     TokenizationEnv(lm, TensorSource(symbol_BN), 2).one_pass(agent)
 
@@ -259,7 +255,7 @@ def test_a_run_of_it_trains_forecasts_and_is_compared(series_settings, tmp_path,
     series_settings["data"]["options"]["context"] = 24
     settings = series_settings | {
         "rate": 0.2,
-        "model": series_settings["model"] | {"horizon": 8, "direct": True},
+        "codec": {"name": "series", "horizon": 8, "direct": True},
         "agent": {"name": "conditional"},
         "estimator": {"name": "reinpatch", "reward_only": True},
         "loss": {"rate": 0.0},

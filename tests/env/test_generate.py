@@ -19,10 +19,10 @@ from tokenv.core import keys
 from tokenv.env import generation
 from tokenv.env.generation import generate
 from tokenv.lm.codecs.base import ByteCodec
-from tokenv.lm.codecs.series import SeriesCodec
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.incremental import EncoderStepper
 from tokenv.lm.unet import UNet
+from tokenv.series.codec import SeriesCodec
 
 
 @pytest.fixture

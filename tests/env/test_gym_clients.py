@@ -20,8 +20,9 @@ from tokenv.data.config import DataConfig
 from tokenv.data.corpus import CorpusFactory, TensorSource
 from tokenv.env import BYTES_ID, SERIES_ID
 from tokenv.env.arrays import as_image, as_text
-from tokenv.env.gym import BytesEnv, BytesVectorEnv, SeriesEnv, SeriesVectorEnv
+from tokenv.env.gym import BytesEnv, BytesVectorEnv
 from tokenv.env.stepping import TokenizationEnv
+from tokenv.series.series_env import SeriesEnv, SeriesVectorEnv
 
 ROOT = Path(__file__).parents[2]
 LENGTH = 9

@@ -32,9 +32,9 @@ from tokenv.env.rollout import rollout
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.evaluation.evaluator import EvalOptions, boundary_scores, evaluate
 from tokenv.evaluation.run_state import Evaluation
-from tokenv.lm.codecs.series import DENSITIES, SeriesCodec
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.unet import UNet
+from tokenv.series.codec import DENSITIES, SeriesCodec
 from tokenv.series.windows import normalise_window
 from tokenv.training.trainer import train
 
@@ -48,8 +48,8 @@ unbounded = pytest.mark.filterwarnings(
 
 def make_lm(channels=1, density="student_t", residual=False, horizon=0):
     sizes = {"width": WIDTH, "heads": 2, "down_layers": 1, "mid_layers": 2, "up_layers": 1, "window": 4}
-    codec = SeriesCodec(WIDTH, channels, density, residual=residual)
-    return UNet(UNetConfig(**sizes, horizon=horizon), codec).double()
+    codec = SeriesCodec(WIDTH, channels, density, residual=residual, horizon=horizon)
+    return UNet(UNetConfig(**sizes), codec).double()
 
 
 def framed(value_BNC):
@@ -138,7 +138,7 @@ def test_gradients_are_finite_whatever_is_missing(residual):
     value_BNC = random_values(3, 12, 2, missing=0.4)
     value_BNC[1] = np.nan
     td = rollout(lm, agent, framed(value_BNC), generator=torch.Generator().manual_seed(0))
-    learned = (keys.LOG_LIKELIHOOD, keys.LOG_LIKELIHOOD_EARLY, keys.ACTION_LOG_PROB, keys.LOG_LIKELIHOOD_DIRECT)
+    learned = (keys.LOG_LIKELIHOOD, keys.LOG_LIKELIHOOD_EARLY, keys.ACTION_LOG_PROB, keys.LOG_LIKELIHOOD_AUXILIARY)
     sum(td[key].sum() for key in learned).backward()
     for module in (lm, agent):
         assert all(p.grad.isfinite().all() for p in module.parameters() if p.grad is not None)
@@ -158,7 +158,7 @@ def test_the_direct_head_predicts_what_comes(seed, horizon, residual, samples):
     for i in range(7):
         total_B, count_B = torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.long)
         if i + horizon < 8:
-            parameters_BHP = lm.direct(y_BTD[:, i])
+            parameters_BHP = lm.auxiliary_head(y_BTD[:, i])
             for h in range(horizon):
                 target = symbol_BN[:, i + 1 + h].clone()
                 target[..., 4] = torch.where(
@@ -166,10 +166,10 @@ def test_the_direct_head_predicts_what_comes(seed, horizon, residual, samples):
                 )
                 total_B += lm.codec.log_prob(parameters_BHP[:, h], target)
                 count_B += lm.codec.loss_mask(target)
-        assert_close(first[keys.LOG_LIKELIHOOD_DIRECT][:, i], total_B)
-        assert torch.equal(first[keys.DIRECT_COUNT][:, i], count_B)
+        assert_close(first[keys.LOG_LIKELIHOOD_AUXILIARY][:, i], total_B)
+        assert torch.equal(first[keys.AUXILIARY_COUNT][:, i], count_B)
     if samples is not None:
-        assert not td[keys.DIRECT_COUNT][1:].any()
+        assert not td[keys.AUXILIARY_COUNT][1:].any()
 
 
 def test_a_direct_head_changes_nothing_else():
@@ -180,7 +180,7 @@ def test_a_direct_head_changes_nothing_else():
     more = make_lm(horizon=4)
     for name, value in plain.state_dict().items():
         assert torch.equal(value, more.state_dict()[name]), name
-    assert keys.LOG_LIKELIHOOD_DIRECT not in rollout(more, make_learned(), framed(random_values(1, 4)))
+    assert keys.LOG_LIKELIHOOD_AUXILIARY not in rollout(more, make_learned(), framed(random_values(1, 4)))
 
 
 def test_agents_that_read_the_early_entropy_work():
@@ -369,8 +369,8 @@ def test_commands_show_series_or_say_that_they_do_not(trained, capsys):
         ({"codec": {"name": "bytes"}}, r"codec.name = 'bytes': expected a codec for data.kind=series"),
         ({"codec": {"name": "series", "densty": 1}}, r"codec.densty is no option of codec 'series'.*'density'"),
         ({"codec": {"name": "sereis"}}, r"codec.name = 'sereis' is unknown: did you mean 'series'"),
-        ({"model": {"horizon": -1}}, r"model.horizon = -1: expected a whole number of at least 0"),
-        ({"model": {"horizon": 32}}, r"model.horizon = 32: expected at most data.seq_len - 1 = 31"),
+        ({"codec": {"horizon": -1}}, r"codec.horizon = -1: expected 0 or more"),
+        ({"codec": {"horizon": 32}}, r"codec.horizon = 32: expected at most data.seq_len - 1 = 31"),
         ({"codec": {"density": "cauchy"}}, r"codec.density = 'cauchy'"),
         ({"data": {"options": {"contxt": 3}}}, r"data.options.contxt is no option of .*: did you mean 'context'"),
         ({"data": {"options": {"context": "long"}}}, r"data.options.context = 'long': expected a whole number"),

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from tokenv.env.generation import generate
-from tokenv.lm.codecs.densities import MIN_SCALE, Bins, Gaussian, LogisticMixture, StudentT
-from tokenv.lm.codecs.series import DENSITIES, SeriesCodec
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.unet import UNet
+from tokenv.series.codec import DENSITIES, SeriesCodec
+from tokenv.series.densities import MIN_SCALE, Bins, Gaussian, LogisticMixture, StudentT
 
 FAMILIES = {
     "gaussian": Gaussian(),
@@ -248,6 +248,11 @@ def test_draws_embed_as_in_the_frame_of_their_sequence():
     assert_close(codec.embed(drawn), codec.embed(make_symbol(5 + 0.1 * drawn[..., 0], 5.0, 0.1)))
 
 
+def one_step(parameters):
+    """Return parameters as a head returns them for a horizon of one step."""
+    return parameters.unsqueeze(-2)
+
+
 @every_density
 def test_a_residual_density_is_that_of_the_difference(density):
     """Log p(x) with the last value known is the plain log p of the difference; draws and quantiles add it again."""
@@ -261,7 +266,7 @@ def test_a_residual_density_is_that_of_the_difference(density):
     missing = make_symbol(torch.full_like(last, math.nan), location, scale, last=last)
     for symbol in (before, missing):
         ahead = make_symbol(value, location, scale, last=77.0)[:, None]
-        assert_close(residual.log_prob_horizon(parameters[:, None], symbol, ahead)[:, 0], expected)
+        assert_close(residual._direct_log_prob(one_step, parameters, symbol, ahead)[:, 0], expected)
     draws = [
         codec.sample(parameters, generator=torch.Generator().manual_seed(0), **more)
         for codec, more in ((residual, {"after": before}), (plain, {}))
@@ -274,7 +279,8 @@ def test_only_residual_densities_read_the_last_value():
     codec, parameters = make_codec("student_t"), parameters_for(make_codec("student_t"), 3)
     one, other = (make_symbol(torch.ones(3, 1), last=last) for last in (0.0, 4.0))
     assert torch.equal(codec.log_prob(parameters, one), codec.log_prob(parameters, other))
-    assert torch.equal(codec.log_prob_horizon(parameters, one, one), codec.log_prob(parameters, one))
+    ahead = codec._direct_log_prob(one_step, parameters, one, one[:, None])[:, 0]
+    assert torch.equal(ahead, codec.log_prob(parameters, one))
     assert not codec.base(other).any()
 
 

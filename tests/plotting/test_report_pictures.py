@@ -9,11 +9,11 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from tokenv.evaluation.boundary_stats import SeriesExcerpt
 from tokenv.evaluation.calibration import RatePoint
-from tokenv.evaluation.report import draw_curves, draw_patches, draw_rates
+from tokenv.evaluation.report import draw_curves, draw_rates
 from tokenv.plotting import figures
-from tokenv.series.report import ForecastExcerpt, draw_forecasts
+from tokenv.series.patches import SeriesExcerpt
+from tokenv.series.report import ForecastExcerpt, draw_forecasts, draw_patches
 
 STEPS = np.arange(200)
 MODEL = "a model whose name is as long as names are"

@@ -14,7 +14,7 @@ from tokenv.cli.main import run_command
 from tokenv.config.components import check_components
 from tokenv.config.files import resolve
 from tokenv.core.errors import UserError
-from tokenv.lm.codecs.series import SeriesCodec
+from tokenv.series.codec import SeriesCodec
 from tokenv.series.config import SeriesConfig
 from tokenv.series.tables import Recording
 from tokenv.series.windows import SplitBorders, covariate_symbols, series_of
@@ -38,12 +38,12 @@ def run(folder, frame, **series):
     horizon, symbols = HORIZON, 90_000
     data = {"kind": "series", "source": str(folder / "demand.csv"), "seq_len": 12 + horizon, "validation": 0.1}
     data["options"] = {"context": 12, "test": 0.1, **series}
-    direct = {"horizon": horizon, "direct": True}
+    codec = {"name": "series", "horizon": horizon, "direct": True}
     once = {"every_symbols": symbols}
     steps = {"symbols": symbols, "batch_size": 32, "gradient_accumulation_steps": 1}
     steps |= {"optimizer": "muon", "learning_rate": 0.03}
-    of = settings(model=direct, train=steps, validation=once, checkpoint=once)
-    of |= {"data": data, "codec": {"name": "series"}, "agent": {"name": "uniform"}}
+    of = settings(train=steps, validation=once, checkpoint=once)
+    of |= {"data": data, "codec": codec, "agent": {"name": "uniform"}}
     train(resolve([], of), folder / "checkpoints", lambda *_: None)
     return tokenv.load(folder)
 
@@ -130,8 +130,8 @@ def test_likelihoods_do_not_depend_on_the_covariates_of_a_target():
 @pytest.mark.parametrize(
     ("series", "horizon", "message"),
     [
-        ({"past_covariates": ["wind"]}, 0, "model.horizon = 0: expected at least 1 with covariates"),
-        ({"future_covariates": ["plan"]}, 3, "data.options.future_steps = 0: expected 3, which is model.horizon"),
+        ({"past_covariates": ["wind"]}, 0, "codec.horizon = 0: expected at least 1 with covariates"),
+        ({"future_covariates": ["plan"]}, 3, "data.options.future_steps = 0: expected 3, which is codec.horizon"),
         ({"past_covariates": ["wind"], "future_steps": 3}, 3, "data.options.future_steps = 3: expected 0"),
         ({"past_covariates": "plan", "future_covariates": "plan", "future_steps": 3}, 3, "'plan' is a column of an"),
         ({"past_covariates": ["date"]}, 3, "'date' is a column of another kind"),
@@ -141,7 +141,7 @@ def test_likelihoods_do_not_depend_on_the_covariates_of_a_target():
 def test_wrong_keys_are_named(series, horizon, message):
     data = {"kind": "series", "source": "x.csv", "seq_len": 15, "options": {"context": 12, **series}}
     with pytest.raises(UserError, match=message):
-        check_components(resolve([], {"data": data, "codec": {"name": "series"}, "model": {"horizon": horizon}}))
+        check_components(resolve([], {"data": data, "codec": {"name": "series", "horizon": horizon}}))
 
 
 def test_what_is_missing_is_named(model, tmp_path):
@@ -162,7 +162,7 @@ def test_the_command_reads_the_last_rows_of_a_file_as_the_future(tmp_path, monke
     frame.loc[80 - HORIZON :, ["y", "wind"]] = np.nan
     frame.to_csv("own.csv", index=False)
     data = ["data.source=own.csv", "data.kind=series", "data.seq_len=15", "codec.name=series"]
-    data += ["data.options.context=12", "model.horizon=3", "model.direct=True", "agent.name=uniform", "model.width=16"]
+    data += ["data.options.context=12", "codec.horizon=3", "codec.direct=True", "agent.name=uniform", "model.width=16"]
     data += ["data.options.past_covariates=wind", "data.options.future_covariates=plan", "data.options.future_steps=3"]
     run_command("train", ["with", *data, "train.symbols=960", "data.validation=0.2"])
     run_command("forecast", ["with", "run=runs/1", "csv=own.csv", "horizon=3", "direct=True", "out=mine"])

@@ -18,10 +18,10 @@ from tokenv.config.schema import Config
 from tokenv.core.errors import UserError
 from tokenv.core.rates import RateRange
 from tokenv.evaluation.evaluator import EvalOptions
-from tokenv.lm.codecs.series import DENSITIES, SeriesCodec
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.unet import UNet
 from tokenv.series.baseline_models import naive_baselines
+from tokenv.series.codec import DENSITIES, SeriesCodec
 from tokenv.series.contexts import held_out_windows, history_steps, last_windows
 from tokenv.series.forecaster import forecast
 from tokenv.series.scores import ParametricForecast, SampleForecast, ScoreAccumulator, crps
@@ -45,9 +45,9 @@ def config(**changes) -> Config:
     return resolve([], SERIES | changes)
 
 
-def parts_with(horizon=0, **codec):
+def parts_with(**codec):
     torch.manual_seed(0)
-    size = UNetConfig(width=16, heads=2, down_layers=1, mid_layers=1, up_layers=1, window=8, horizon=horizon)
+    size = UNetConfig(width=16, heads=2, down_layers=1, mid_layers=1, up_layers=1, window=8)
     made = Components(UNet(size, SeriesCodec(16, **codec)).double(), Learned(16, window=1).double(), None, None)
     made.train(False)
     return made
@@ -144,7 +144,7 @@ def test_direct_forecasts_equal_the_densities_of_the_direct_head(residual, densi
         history_BL = batch.symbol_BL[row : row + 1]
         with torch.no_grad():
             y_BLD = parts.lm.decode_hidden(parts.lm.encode(history_BL), action_BL)
-            parameters_HP = parts.lm.direct(y_BLD[0, -1])[:5]
+            parameters_HP = parts.lm.auxiliary_head(y_BLD[0, -1])[:5]
         _, location, scale = history_BL[0, -1, 0, :3].tolist()
         base = value_LC[-1, row] if residual else location
         for number, q in enumerate(probabilities):
@@ -201,7 +201,7 @@ def test_windows_in_batches_equal_all_at_once():
 
 def test_a_direct_head_which_is_too_short_is_reported():
     batch = only(histories(np.arange(48.0).reshape(24, 2), 7))
-    with pytest.raises(ValueError, match=r"direct head reaches 6 steps: train one with model\.horizon=7"):
+    with pytest.raises(ValueError, match=r"direct head reaches 6 steps: train one with codec\.horizon=7"):
         forecast(parts_with(horizon=6), batch, 7, direct=True)
 
 
@@ -258,7 +258,7 @@ def test_the_command(tiny_settings, tmp_path, monkeypatch, capsys):
     assert told[0]["date"] == "2020-01-29 00:00:00"
     assert all(float(row["q0.1"]) <= float(row["q0.5"]) <= float(row["q0.9"]) for row in told)
     assert (tmp_path / "mine.png").stat().st_size > 5000
-    with pytest.raises(ValueError, match=r"direct head is missing: train one with model\.horizon=6"):
+    with pytest.raises(ValueError, match=r"direct head is missing: train one with codec\.horizon=6"):
         run_command("forecast", ["with", "run=runs/1", "horizon=6", "direct=True"])
     with pytest.raises(UserError, match=r"1,000,000,000,000 samples of a forecast would need at least .* GiB"):
         run_command("forecast", ["with", "run=runs/1", "horizon=6", "windows=2", "samples=1e12"])

@@ -23,7 +23,7 @@ def model(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     series = {"context": 4, "count": 6, "length": 300, "dwell": 8}
     data = {"kind": "series", "source": "regimes", "seq_len": 32, "validation": 0.2, "options": series}
-    of = tiny_settings(model={"horizon": 6}) | {"data": data, "codec": {"name": "series"}}
+    of = tiny_settings() | {"data": data, "codec": {"name": "series", "horizon": 6}}
     train(resolve([], of), folder / "checkpoints", lambda *_: None)
     return tokenv.load(folder)
 
@@ -115,7 +115,7 @@ def test_mistakes_are_reported(model):
         (frame.assign(y="x"), {}, "frame row 0, series 'a', column 'y': 'x' is no number"),
         (frame.drop(columns="ds"), {}, "frame has no date column 'date' but unique_id, y"),
         (frame.assign(ds=pd.NaT), {}, "column 'ds': None is no date"),
-        (frame, {"horizon": 7, "direct": True}, r"direct head reaches 6 steps: train one with model\.horizon=7"),
+        (frame, {"horizon": 7, "direct": True}, r"direct head reaches 6 steps: train one with codec\.horizon=7"),
         (frame, {"horizon": 28}, "horizon = 28: expected 1 to 27"),
         (frame, {"quantiles": [0.9, 0.1]}, "quantiles = "),
         (frame, {"samples": 0, "direct": False}, "samples = 0: expected a whole number of at least 2"),
@@ -248,8 +248,8 @@ def test_a_direct_model_forecasts_any_shorter_horizon(tmp_path):
         "validation": 0.2,
         "options": series | {"context": 26},
     }
-    of = tiny_settings(model={"horizon": 6, "direct": True}, loss={"early": 0.0})
-    of |= {"data": data, "codec": {"name": "series"}}
+    of = tiny_settings(loss={"early": 0.0})
+    of |= {"data": data, "codec": {"name": "series", "horizon": 6, "direct": True}}
     train(resolve([], of), tmp_path / "checkpoints", lambda *_: None)
     model, frame = tokenv.load(tmp_path), long(a=60)
     six, four = (model.forecast(frame, horizon) for horizon in (6, 4))

@@ -5,7 +5,7 @@ import pytest
 import torch
 from scipy.stats import norm
 
-from tokenv.lm.codecs.series import SeriesCodec
+from tokenv.series.codec import SeriesCodec
 from tokenv.series.contexts import ContextBatch
 from tokenv.series.report import score_rows, warnings_of
 from tokenv.series.scores import ParametricForecast, SampleForecast, ScoreAccumulator

@@ -1,4 +1,4 @@
-"""``train.shrink``: a model adds to its linear path only as much as validation windows confirm."""
+"""``callbacks=[{"name": "shrink"}]``: a model adds to its linear path only as much as validation windows confirm."""
 
 from dataclasses import replace
 
@@ -9,19 +9,22 @@ import torch
 from scipy.optimize import minimize_scalar
 from tiny import settings
 
+from tokenv.config.components import check_components
 from tokenv.config.files import resolve
 from tokenv.evaluation.loaded_run import load_run
 from tokenv.series.baseline_models import fit_dlinear
 from tokenv.series.contexts import held_out_windows
-from tokenv.series.forecaster import fit_shrinkage, forecast, shrink_correction
+from tokenv.series.forecaster import forecast
+from tokenv.series.shrinkage import fit_shrinkage, shrink_correction
 from tokenv.series.windows import load_series
 from tokenv.training.trainer import train
 
 HISTORY, HORIZON = 12, 4
 LOGGED = "validation/shrinkage"
+SHRINK = [{"name": "shrink"}]
 
 
-def of_run(folder, **steps):
+def of_run(folder, callbacks, **steps):
     """Configure a short run on two noisy series with gaps, which the model learns too closely."""
     dice = np.random.default_rng(0)
     season = np.sin(np.arange(700) / 3)
@@ -31,19 +34,19 @@ def of_run(folder, **steps):
     data = {"kind": "series", "source": str(folder / "waves.csv"), "seq_len": HISTORY + HORIZON, "validation": 0.2}
     data["options"] = {"context": HISTORY, "test": 0.1, "date": None, "columns": ["a", "b"]}
     once = {"symbols": 10_000, "batch_size": 16, "gradient_accumulation_steps": 1, "learning_rate": 0.02}
-    model = {"horizon": HORIZON, "direct": True, "linear_path": HISTORY}
-    of = settings(data=data, model=model, train={**once, "shrink": True, **steps})
-    return resolve([], of | {"codec": {"name": "series"}, "agent": {"name": "uniform"}})
+    codec = {"name": "series", "horizon": HORIZON, "direct": True, "linear_path": HISTORY}
+    of = settings(data=data, train=once | steps) | {"callbacks": callbacks}
+    return resolve([], of | {"codec": codec, "agent": {"name": "uniform"}})
 
 
-def trained(folder, **steps):
-    _, history = train(of_run(folder, **steps), folder / "checkpoints", lambda *_: None)
+def trained(folder, callbacks=SHRINK, **steps):
+    _, history = train(of_run(folder, callbacks, **steps), folder / "checkpoints", lambda *_: None)
     return load_run(str(folder), "latest"), history
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    return trained(tmp_path_factory.mktemp("shrunk")), trained(tmp_path_factory.mktemp("whole"), shrink=False)
+    return trained(tmp_path_factory.mktemp("shrunk")), trained(tmp_path_factory.mktemp("whole"), callbacks=[])
 
 
 def window_errors(run, factor):
@@ -70,7 +73,7 @@ def test_means_are_shrunk_and_nothing_else(runs):
     (shrunk, history), (whole, _) = runs
     (factor,) = history[LOGGED][1]
     own, other = (run.components.state_dict() for run in (shrunk, whole))
-    assert {name for name in own if not torch.equal(own[name], other[name])} == {"lm.direct_head.weight"}
+    assert {name for name in own if not torch.equal(own[name], other[name])} == {"lm.auxiliary_head.projection.weight"}
     data = load_series(whole.config.data)
     batch = next(held_out_windows(data, HORIZON, 20).batches(20))
     base_BHC = fit_dlinear(data, HORIZON)(batch)
@@ -83,7 +86,7 @@ def test_means_are_shrunk_and_nothing_else(runs):
 @pytest.mark.parametrize(("times", "expected"), [(0.8, 1 / 0.8), (3.0, 1 / 3), (0.05, None), (-1.0, 0.0)])
 def test_a_scaled_correction_has_the_inverse_factor_between_0_and_1(runs, times, expected):
     (_, history), (whole, _) = runs
-    weight = whole.components.lm.direct_head.weight
+    weight = whole.components.lm.auxiliary_head.projection.weight
     stored = weight.detach().clone()
     try:
         shrink_correction(whole.components.lm, times)
@@ -96,20 +99,20 @@ def test_a_scaled_correction_has_the_inverse_factor_between_0_and_1(runs, times,
 
 def test_an_untrained_correction_is_left_as_it_is(tmp_path):
     run, history = trained(tmp_path, symbols=64, learning_rate=1e-30)
-    assert not run.components.lm.direct_head.weight.view(HORIZON, 3, -1)[:, 0].abs().max() > 1e-20
+    assert not run.components.lm.auxiliary_head.projection.weight.view(HORIZON, 3, -1)[:, 0].abs().max() > 1e-20
     assert 0 <= history[LOGGED][1][0] <= 1
 
 
 @pytest.mark.parametrize(
     ("updates", "message"),
     [
-        ({"model": {"linear_path": 0}}, "train.shrink = True: expected model.linear_path"),
-        ({"hardware": {"fsdp_size": 2}}, "train.shrink = True: expected hardware.fsdp_size = 1"),
-        ({"codec": {"density": "bins"}}, "train.shrink = True: expected codec.density = gaussian or student_t"),
+        ({"codec": {"linear_path": 0}}, "callbacks = shrink: expected codec.linear_path"),
+        ({"hardware": {"fsdp_size": 2}}, "callbacks = shrink: expected hardware.fsdp_size=1"),
+        ({"codec": {"density": "bins"}}, "callbacks = shrink: expected codec.density = gaussian or student_t"),
     ],
 )
 def test_what_shrinkage_needs_is_asked_for(tmp_path, updates, message):
-    of = of_run(tmp_path).as_dict()
+    of = of_run(tmp_path, SHRINK).as_dict()
     for section, values in updates.items():
         of[section] |= values
     with pytest.raises(ValueError, match=message):
@@ -117,5 +120,5 @@ def test_what_shrinkage_needs_is_asked_for(tmp_path, updates, message):
 
 
 def test_a_frozen_model_is_not_shrunk(tmp_path):
-    with pytest.raises(ValueError, match=r"train\.shrink = True: expected freeze_lm=False"):
-        replace(of_run(tmp_path), freeze_lm=True, init_from="runs/1")
+    with pytest.raises(ValueError, match=r"callbacks = shrink: expected freeze_lm=False"):
+        check_components(replace(of_run(tmp_path, SHRINK), freeze_lm=True, init_from="runs/1"))

@@ -13,8 +13,8 @@ from tokenv.compare.run_evaluation import VERSION, Agreement, Learned, Passage, 
 from tokenv.compare.score_statistics import Difference, apply_holm
 from tokenv.config.schema import Config
 from tokenv.data.config import DataConfig
-from tokenv.evaluation.boundary_stats import SeriesExcerpt
 from tokenv.series.kind import SeriesKind
+from tokenv.series.patches import SeriesExcerpt
 
 TEXTS = (b"def f(x):\n\treturn <x> & 'y'", "ein Stück".encode())
 ALL_OF_SERIES = [

@@ -26,9 +26,10 @@ from tokenv.cli.main import main
 from tokenv.cli.options import EvaluateOptions, ForecastOptions, GenerateOptions, SegmentOptions, ServeOptions
 from tokenv.compare.config import CompareOptions
 from tokenv.config.registry import AGENTS, ESTIMATORS, RATE_TARGETS
-from tokenv.config.schema import Config, ForecastRequest
+from tokenv.config.schema import Config
 from tokenv.data.corpus import load_corpus
 from tokenv.lab.config import BenchOptions, VarianceOptions
+from tokenv.series.config import ForecastRequest
 
 SECONDS = 20
 TEXTS, RUN, SERIES_RUN = "texts", "run", "series-run"

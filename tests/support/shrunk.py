@@ -47,7 +47,7 @@ TEXT = {"validation": 0.2}
 RATE = 0.025  # in short sequences, lower ones draw no boundary
 SERIES = {"validation": 0.2, "options": {"context": 12, "count": 8, "length": 400, "dwell": 8}}
 HORIZON = 8
-FORECASTING = ("model.direct", "model.linear_path", "data.options.future_steps")  # what other sizes follow from
+FORECASTING = ("codec.direct", "codec.linear_path", "data.options.future_steps")  # what other sizes follow from
 VOCABULARY = 300
 VARIANCE = {"checkpoints": 1, "draws": 4, "reference_draws": 4, "batch_size": 2, "warmup": 1, "timings": 1}
 
@@ -90,12 +90,13 @@ def _of_run(settings: dict[str, Any]) -> dict[str, Any]:
     if data.get("kind") == "series":
         synthetic = not source.endswith((".csv", ".parquet"))
         changes["data"] |= copy.deepcopy(SERIES) if synthetic else {"options": {"context": 12}}
-        if settings["model"].get("horizon"):
-            changes["model"] = MODEL | {"horizon": HORIZON}
-        if settings["model"].get("direct"):
+        codec = settings["codec"]
+        if codec.get("horizon"):
+            changes["codec"] = {"horizon": HORIZON}
+        if codec.get("direct"):
             changes["data"]["options"]["context"] = changes["data"]["seq_len"] - HORIZON
-        if settings["model"].get("linear_path"):
-            changes["model"]["linear_path"] = changes["data"]["options"]["context"]
+        if codec.get("linear_path"):
+            changes["codec"]["linear_path"] = changes["data"]["options"]["context"]
         if data.get("options", {}).get("future_steps"):
             changes["data"]["options"]["future_steps"] = HORIZON
     else:
@@ -179,7 +180,7 @@ def shrink(line: list[str], only: list[str] | None = None) -> list[str]:
             if "data.source" in given:  # a file that stands there already, or another synthetic one
                 more.append(f"data.source={given['data.source']}")
         if command == "bench":
-            more += ["horizon=6", "model.horizon=6"] if "horizon" in given else []
+            more += ["horizon=6", "codec.horizon=6"] if "horizon" in given else []
             return [*line, *more, "repeats=1"]
         if command == "variance":
             more += [*words(VARIANCE), f"credit_draws={min(2, int(given.get('credit_draws', 2)))}"]

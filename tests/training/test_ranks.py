@@ -97,12 +97,12 @@ def every_case(folder):
         {"name": "exact_count"},
     ):
         cases[f"agent {agent['name']}"] = {**TINY, "agent": agent}
-    cases["direct"] = merge(TINY, {"model": {"horizon": 3}, "loss": {"direct": 1.0}})
+    cases["direct"] = merge(TINY, {"codec": {"horizon": 3}, "loss": {"auxiliary": 1.0}})
     cases = {name: (case, {"ragged": True}) for name, case in cases.items()}
     cases["frozen"] = of_estimator("rloo", 2), {"frozen": True}
     cases["series"] = series, {}
     cases["series direct 2"] = (
-        merge(series, {"model": {"horizon": 3}, "loss": {"direct": 1}, "train": {"gradient_accumulation_steps": 2}}),
+        merge(series, {"codec": {"horizon": 3}, "loss": {"auxiliary": 1}, "train": {"gradient_accumulation_steps": 2}}),
         {},
     )
     cases["series hnet"] = merge({**series, "agent": {}}, merge(HNET, {"estimator": {"name": "path"}})), {}

@@ -35,6 +35,7 @@ from tokenv.config import registry
 from tokenv.config.field_docs import Key, keys_of, meanings, sentence
 from tokenv.config.files import load_yaml, named_configs
 from tokenv.config.schema import Config
+from tokenv.core.callbacks import CALLBACKS
 from tokenv.core.conversion import parameters
 from tokenv.core.errors import MissingFileError, UserError, suggest
 from tokenv.core.run_folders import list_complete
@@ -60,7 +61,7 @@ TRUST_CODE = Key(
 )
 Rows = Iterator[tuple[str, str]]  # name and description
 REGISTRIES = {f"{section}s": table for section, table in registry.SECTIONS.items() if "." not in section}
-LISTED = {**REGISTRIES, "data": DATA}  # what tokenv list shows of registries
+LISTED = {**REGISTRIES, "data": DATA, "callbacks": CALLBACKS}  # what tokenv list shows of registries
 SHELLS = ("bash", "zsh", "fish")
 WITH_CONFIGS = ("train", "compare", "variance", "bench")
 RUN_KEYS = ("run", "resume", "init_from", "agent.pretrained")

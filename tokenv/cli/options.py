@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenv.config.files import COMMAND_LINE
-from tokenv.config.schema import PEER_NAMES, SAMPLES, SEASON, WINDOWS, Config
+from tokenv.config.schema import Config
 from tokenv.core import run_folders
 from tokenv.core.atomic import check_output
 from tokenv.core.conversion import check_keys, from_dict
@@ -18,6 +18,7 @@ from tokenv.core.run_folders import verify
 from tokenv.data.config import DataConfig
 from tokenv.data.packed import read_unpacked
 from tokenv.evaluation.task_formats import check_tasks
+from tokenv.series.config import PEER_NAMES, SAMPLES, SEASON, WINDOWS
 
 STANDARD_INPUT = "-"
 MAX_ENTROPY_WEIGHTS = 4.0  # logits per nat; larger ones outweigh the policy

@@ -28,16 +28,11 @@ from tokenv.core import checkpoints
 from tokenv.core.conversion import check_keys
 from tokenv.core.distributed import LostRankError
 from tokenv.core.errors import RunFailedError, UserError
+from tokenv.core.plugins import import_object
 from tokenv.data.corpus import Corpus, load_corpus
-from tokenv.evaluation.boundary_stats import (
-    SeriesExcerpt,
-    boundary_stats_of_run,
-    boundary_stats_over_training,
-    make_excerpts,
-)
-from tokenv.evaluation.evaluator import EvalOptions, evaluate_sequences
+from tokenv.evaluation.boundary_stats import boundary_stats_of_run, boundary_stats_over_training
 from tokenv.evaluation.loaded_run import LoadedRun, load_run, segment
-from tokenv.evaluation.report import draw_curves, draw_patches
+from tokenv.evaluation.report import draw_curves
 from tokenv.evaluation.run_state import Evaluation, History, Log, RunState, off_target
 from tokenv.evaluation.text_report import (
     boundary_tables,
@@ -214,12 +209,13 @@ def _is_within(folder: Path, path: str | None) -> bool:
 def _show(run: str, config: Config, last: Evaluation, history: History, folder: Path, title: str) -> tuple[Path, Path]:
     """Draw the results into a folder, and print a passage of text with its boundaries."""
     trained = load_run(run, "latest", fall_back=False)
-    picture = folder / _picture(config)
+    kind = config.data.options
+    picture = folder / kind.picture
     curves = folder / "curves.png"
     corpus = load_corpus(config.data)
-    if config.data.kind == "series":
-        patches = _held_out_patches(trained, corpus)
-        draw_patches(patches, picture, title=title, context=config.data.options.context)
+    if kind.draw_picture is not None:
+        draw = import_object(kind.draw_picture)
+        draw(trained, corpus, picture, title=title)
     else:
         passage = _held_out_passage(trained, corpus)
         sequences = max(1, min(256, STATS_BYTES // config.data.seq_len))
@@ -234,14 +230,8 @@ def _show(run: str, config: Config, last: Evaluation, history: History, folder: 
     return picture, curves
 
 
-def _picture(config: Config) -> str:
-    if config.data.kind == "series":
-        return "patches.png"
-    return "segments.html"
-
-
 def _stored_in(config: Config, folder: Path) -> str:
-    return f"{folder} (curves.png, {_picture(config)}, metrics.json, checkpoints)"
+    return f"{folder} (curves.png, {config.data.options.picture}, metrics.json, checkpoints)"
 
 
 def _held_out_passage(trained: LoadedRun, corpus: Corpus, length: int = 2048) -> list[Character]:
@@ -249,12 +239,6 @@ def _held_out_passage(trained: LoadedRun, corpus: Corpus, length: int = 2048) ->
     symbol_N = corpus.validation(sequences).symbol_BN.flatten()[:length]
     text = bytes(symbol_N.tolist())
     return to_passage(segment(trained, text))
-
-
-def _held_out_patches(trained: LoadedRun, corpus: Corpus, count: int = 4) -> list[SeriesExcerpt]:
-    batch = corpus.validation(count)
-    scores = evaluate_sequences(trained.components, batch, EvalOptions(count))
-    return make_excerpts(batch, scores.boundary_prob_BT, scores.action_BT)
 
 
 def _print_summary(config: Config, last: Evaluation, history: History, more: dict[str, str]) -> None:

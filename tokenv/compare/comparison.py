@@ -106,7 +106,7 @@ class ComparedMethod:
     def reads_ahead(self) -> bool:
         """Whether its boundaries depend on symbols which are still to be predicted."""
         config = self.runs[0].config
-        return reads_ahead(config.agent) and not config.model.direct
+        return reads_ahead(config.agent) and not config.codec.get("direct", False)
 
     def imitation_bits(self, agent: Mapping[str, Any]) -> float:
         """Return the bits per symbol at which its policy predicts an agent's boundaries from the past, mean over runs.

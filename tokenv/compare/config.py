@@ -10,10 +10,11 @@ from typing import Any, Self
 
 from tokenv.config.class_options import options_given_up
 from tokenv.config.files import merge, resolve
-from tokenv.config.schema import EARLY_WEIGHT, Config, ForecastRequest
+from tokenv.config.schema import EARLY_WEIGHT, Config
 from tokenv.core.conversion import check_keys, from_dict
 from tokenv.core.errors import COUNT, UserError, at_least, bounds, check_bounds
 from tokenv.core.rates import check_rates
+from tokenv.series.config import ForecastRequest
 
 LOADED_SECTIONS = ("model", "codec")  # sections which a run takes from the run named by ``init_from``
 LISTS = ("base", "only", "skip", "runs", "only_protocols", "rates")  # a single value stands for a list of one

@@ -15,7 +15,7 @@ from tokenv.compare.config import EvaluationRequest
 from tokenv.config import registry
 from tokenv.config.components import Components
 from tokenv.config.hardware import prepare
-from tokenv.config.schema import Config, ForecastRequest
+from tokenv.config.schema import Config
 from tokenv.core import checkpoints, keys
 from tokenv.core.checkpoints import read_json, write_json
 from tokenv.core.conversion import Figure, from_dict
@@ -26,13 +26,15 @@ from tokenv.core.sequences import SequenceBatch
 from tokenv.core.trust import MAX_JSON_BYTES, open_regular
 from tokenv.data.corpus import Corpus, load_corpus
 from tokenv.data.tokenizer import train_bpe
-from tokenv.evaluation.boundary_stats import BoundaryStats, SeriesExcerpt, compute_boundary_stats, make_excerpts
+from tokenv.evaluation.boundary_stats import BoundaryStats, compute_boundary_stats
 from tokenv.evaluation.calibration import calibrate, evaluate_rates, split_for_calibration
 from tokenv.evaluation.evaluator import EvalOptions, boundary_scores, evaluate, evaluate_sequences, shift_noise
 from tokenv.evaluation.loaded_run import load_run
 from tokenv.series.baseline_models import find_season, fit_peers, naive_baselines
+from tokenv.series.config import DirectHeadConfig, ForecastRequest
 from tokenv.series.contexts import held_out_windows
 from tokenv.series.forecaster import check_forecast, make_forecasts
+from tokenv.series.patches import SeriesExcerpt, make_excerpts
 from tokenv.series.scores import ScoreAccumulator
 from tokenv.series.windows import SeriesData
 
@@ -409,12 +411,13 @@ def check_forecast_request(config: Config, request: ForecastRequest) -> tuple[in
     """
     if config.data.kind != "series":
         raise UserError(f"forecast with data.kind = {config.data.kind!r}: expected series, or leave forecast out")
-    if request.horizon is None and not config.model.horizon:
+    predicted = DirectHeadConfig.of(config.codec).horizon
+    if request.horizon is None and not predicted:
         raise UserError(
-            "forecast.horizon is null and model.horizon = 0: expected one of them, the steps to forecast or those that "
+            "forecast.horizon is null and codec.horizon = 0: expected one of them, the steps to forecast or those that "
             "a direct head predicts"
         )
-    horizon = request.horizon or config.model.horizon
+    horizon = request.horizon or predicted
     history = check_forecast(config, horizon, samples=request.samples, direct=request.direct, season=request.season)
     return history, horizon
 

@@ -20,6 +20,7 @@ from tokenv.config.hardware import (
 )
 from tokenv.config.schema import Config
 from tokenv.core import keys
+from tokenv.core.callbacks import build_callbacks
 from tokenv.core.contracts import RELAXED_POOLINGS, Sampling, check_causal, check_compatible, check_scores
 from tokenv.core.devices import compiles, has_own_memory
 from tokenv.core.errors import UserError
@@ -301,6 +302,8 @@ def check_components(config: Config, world: int = 1, *, read_files: bool = True)
 def _build_codec(config: Config) -> Codec:
     codec = build_codec(config.codec, config.model, config.data.options.codec_options)
     config.data.options.check_run(config, codec)
+    for callback in build_callbacks(config.callbacks):
+        callback.check(config, codec)
     return codec
 
 
@@ -316,7 +319,7 @@ def _build_learners(
     context = {"width": config.model.width, "rate": mean_rate(config.rate), "seq_len": config.data.seq_len}
     of_estimators = context | {"vocabulary": 0 if codec.symbol_dtype.is_floating_point else codec.num_parameters}
     of_agents = context | {
-        "seq_len": config.cut_len,
+        "seq_len": config.data.seq_len - max(codec.trailing - 1, 0),  # one symbol after the last decision
         "rates": rates,
         "train_tokenizer": train_tokenizer,
         "codec": codec,
@@ -334,7 +337,7 @@ def _build_learners(
             f"model.pooling={agent.pooling}, which this agent requires"
         )
     try:
-        check_causal(agent, direct=config.model.direct)
+        check_causal(agent, history_given=codec.trailing > 0)
         if agent.trainable:
             check_compatible(estimator, agent, config.model.pooling)
     except ValueError as error:

@@ -134,7 +134,7 @@ def model_parameters(model: UNetConfig) -> int:
     """Return the number of parameters in the matrices of layers, embeddings and heads."""
     byte = (model.down_layers + model.up_layers) * (4 + 3 * model.byte_mlp)
     token = model.mid_layers * (4 + 3 * model.token_mlp)
-    rows = (2 + model.horizon) * SYMBOLS + model.elapsed * CLASSES
+    rows = 2 * SYMBOLS + model.elapsed * CLASSES
     return model.width**2 * (byte + token) + model.width * rows
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenv import agents, estimators
+from tokenv.core.callbacks import CALLBACKS
 from tokenv.core.plugins import Registry, build, construct, find
 from tokenv.lm import codecs
 
@@ -51,11 +52,14 @@ def plugins(values: Mapping[str, Any]) -> Iterator[Plugin]:
     Args:
         values: configuration of the run.
     """
+    named = [(CALLBACKS, callback) for callback in values.get("callbacks", ())]
     for section, table in SECTIONS.items():
         options: Any = values
         for key in section.split("."):
             options = (options or {}).get(key)
-        name = str((options or {}).get("name", ""))
+        named.append((table, options or {}))
+    for table, options in named:
+        name = str(options.get("name", ""))
         target = name if ":" in name else table.target(name)
         module = (target or "").partition(":")[0]
         top = module.partition(".")[0]

@@ -1,4 +1,4 @@
-"""The configuration of a training run, and of forecasts: all keys with their meanings, defaults and ranges."""
+"""The configuration of a training run: all keys with their meanings, defaults and ranges."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from tokenv.core.errors import (
     POSITIVE_OR_NULL,
     SEED,
     UserError,
-    at_least,
     bounds,
     check_bounds,
 )
@@ -50,16 +49,6 @@ RATE = bounds(
 )
 THREADS = bounds(f"0 to {MAX_THREADS}", lambda value: 0 <= value <= MAX_THREADS)
 
-# Metadata of options of forecasts.
-PEERS = ("dlinear",)
-HORIZON = at_least(1, optional=True)
-SAMPLES = at_least(2)
-WINDOWS = at_least(0)
-SEASON = bounds("a number of steps, such as 24, or null to estimate it", at_least(1, optional=True)["accepts"])
-PEER_NAMES = bounds(
-    f"names among {', '.join(PEERS)}", lambda names: not isinstance(names, str) and all(name in PEERS for name in names)
-)
-
 
 @dataclass(frozen=True)
 class LossConfig:
@@ -72,15 +61,14 @@ class LossConfig:
         rate: weight of the rate target's loss.
         early: weight of the early exit's cross-entropy; null for 0.1 if the estimator or the agent reads the early
             exit, and 0 otherwise. With 0, training does not compute the early exit.
-        direct: weight of the direct head's loss if ``model.horizon`` is not 0; with ``model.direct`` the direct head's
-            loss is the language model's own.
+        auxiliary: weight of the auxiliary head's loss if the codec has one and predicts single symbols, too.
     """
 
     likelihood: float = field(default=1.0, metadata=LOSS_WEIGHT)
     policy: float = field(default=0.01, metadata=LOSS_WEIGHT)
     rate: float = field(default=0.01, metadata=LOSS_WEIGHT)
     early: float | None = field(default=None, metadata=LOSS_WEIGHT)
-    direct: float = field(default=1.0, metadata=LOSS_WEIGHT)
+    auxiliary: float = field(default=1.0, metadata=LOSS_WEIGHT)
 
     def __post_init__(self) -> None:
         check_bounds(self, "loss.")
@@ -144,9 +132,6 @@ class TrainConfig:
         weight_decay: weight decay of the matrices, with both optimizers.
         decay_vectors: whether norms and biases have the weight decay, too, as torch's AdamW has it by default.
         max_grad_norm: largest norm of the gradient of all parameters; a larger gradient is scaled down to it.
-        shrink: whether the training of a model with ``model.linear_path`` ends by multiplying what the model adds to
-            the linear map by a factor from 0 to 1, with which the squared error on validation windows is smallest
-            (docs/ett.md). It is logged as ``validation/shrinkage``.
     """
 
     symbols: int = field(default=8_000_000, metadata=COUNT)
@@ -164,7 +149,6 @@ class TrainConfig:
     weight_decay: float = field(default=0.01, metadata=NOT_NEGATIVE)
     decay_vectors: bool = False
     max_grad_norm: Limit = field(default=1.0, metadata=MAX_NORM)
-    shrink: bool = False
 
     def __post_init__(self) -> None:
         check_bounds(self, "train.")
@@ -269,6 +253,8 @@ class Config:
         imitation: what the policy imitates before it learns from rewards; nothing by default.
         loss: weights of the losses.
         train: length and optimizer.
+        callbacks: ``name`` and options of each callback, in a list such as ``[{"name": "shrink"}]``: what is done before
+            and after training.
         validation: schedule and size of the validation.
         checkpoint: schedule and number of checkpoints.
         hardware: device and precision.
@@ -287,6 +273,7 @@ class Config:
     imitation: ImitationConfig = field(default_factory=ImitationConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
+    callbacks: list[dict[str, Any]] = field(default_factory=list)
     validation: ValidationConfig = field(default_factory=ValidationConfig, metadata=MAY_CHANGE)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig, metadata=MACHINE)
     hardware: HardwareConfig = field(default_factory=HardwareConfig, metadata=MACHINE)
@@ -298,24 +285,9 @@ class Config:
         check_bounds(self)
         untrained = self.freeze_lm and self.init_from is None
         _require(not untrained, "freeze_lm", self.freeze_lm, "init_from=RUN beside it, since this model is not trained")
-        most = self.data.seq_len - 1
-        _require(self.model.horizon <= most, "model.horizon", self.model.horizon, f"at most data.seq_len - 1 = {most}")
-        if self.train.shrink:
-            _require(self.model.linear_path > 0, "train.shrink", True, "model.linear_path, towards which it shrinks")
-            _require(not self.freeze_lm, "train.shrink", True, "freeze_lm=False, because it changes the model")
-            whole = self.hardware.fsdp_size == 1
-            _require(whole, "train.shrink", True, "hardware.fsdp_size = 1, because it changes a whole parameter")
         for kind, other in all_kinds().items():
             theirs = kind != self.data.kind and self.codec["name"] == other.codec
             _require(not theirs, "codec.name", self.codec["name"], f"a codec for data.kind={self.data.kind}")
-
-    @property
-    def cut_len(self) -> int:
-        """Symbols of a sequence among which the agent draws boundaries, with one symbol after the last decision.
-
-        These are all symbols, or with ``model.direct`` the history and one symbol more.
-        """
-        return self.data.seq_len - (self.model.horizon - 1 if self.model.direct else 0)
 
     def as_dict(self) -> dict[str, Any]:
         """Return nested dictionaries, as in a YAML file."""
@@ -329,30 +301,3 @@ def _keys(fact: str, *, else_: bool) -> tuple[str, ...]:
 MAY_CHANGE_ON_RESUME = _keys("may_change", else_=False)
 IDENTITY = _keys("identity", else_=True)  # equal keys mean the same run
 SETTINGS = _keys("setting", else_=True)  # keys by which methods differ
-
-
-@dataclass(frozen=True)
-class ForecastRequest:
-    """Forecasts of test windows to score, as ``tokenv forecast`` does.
-
-    Attributes:
-        horizon: steps to forecast; None for all which a run's direct head predicts.
-        windows: number of test windows, evenly spaced over the test steps; 0 for one per step.
-        direct: whether to use the direct head; else continuations are drawn value by value.
-        samples: number of drawn continuations per forecast.
-        season: steps of a season; None to estimate it from the training steps.
-        peers: further models beside the naive baselines.
-
-    Raises:
-        UserError: a number is too small, or a peer model is unknown.
-    """
-
-    horizon: int | None = field(default=None, metadata=HORIZON)
-    windows: int = field(default=1400, metadata=WINDOWS)
-    direct: bool = True
-    samples: int = field(default=25, metadata=SAMPLES)
-    season: int | None = field(default=None, metadata=SEASON)
-    peers: list[str] = field(default_factory=lambda: ["dlinear"], metadata=PEER_NAMES)
-
-    def __post_init__(self) -> None:
-        check_bounds(self, "forecast.")

@@ -180,21 +180,21 @@ def check_scores(agent: BoundaryAgent, why: str) -> None:
     )
 
 
-def check_causal(agent: BoundaryAgent, *, direct: bool) -> None:
+def check_causal(agent: BoundaryAgent, *, history_given: bool) -> None:
     """Raise an error if an agent would read symbols before they are predicted.
 
     Args:
         agent: agent which draws the boundaries.
-        direct: whether only symbols after the last decision are predicted (``model.direct``).
+        history_given: whether only symbols after the last decision are predicted (``Codec.trailing``).
 
     Raises:
         ValueError: the agent reads symbols which are to be predicted.
     """
-    if agent.non_causal and not direct:
+    if agent.non_causal and not history_given:
         raise ValueError(
             f"this {type(agent).__name__} agent reads the whole history before it draws a boundary, and here every "
             "symbol of the history is predicted from those before it: it would look ahead. Expected direct forecasts, "
-            "which predict nothing of their history (model.direct=True with model.horizon=H and "
+            "which predict nothing of their history (of series: codec.direct=True with codec.horizon=H and "
             "data.options.context = data.seq_len - H), or an agent that draws while it reads, such as "
             "exact_count or learned"
         )

@@ -43,8 +43,8 @@ OLD_LOG_PROB = "old_log_prob"  # action_log_prob at the time of drawing: float [
 LOG_LIKELIHOOD = ("next", "log_likelihood")  # log p(x_{i+1} | x_<=i, a_<=i) in nats: float [.., T]
 LOG_LIKELIHOOD_EARLY = ("next", "log_likelihood_early")  # the same from the early exit: float [.., T]
 LOG_LIKELIHOOD_RELAXED = ("next", "log_likelihood_relaxed")  # under R relaxed boundaries: float [.., T, R]
-LOG_LIKELIHOOD_DIRECT = ("next", "log_likelihood_direct")  # sum over the direct head's H symbols from i + 1 on
-DIRECT_COUNT = ("next", "direct_count")  # number of summed likelihoods; 0 where H steps exceed the end: [.., T]
+LOG_LIKELIHOOD_AUXILIARY = ("next", "log_likelihood_auxiliary")  # sum over the auxiliary head's symbols from i + 1 on
+AUXILIARY_COUNT = ("next", "auxiliary_count")  # number of summed likelihoods; 0 too close to the end: [.., T]
 REWARD = ("next", "reward")  # R_{i+1}, detached: float [.., T, 1]
 DONE = ("next", "done")
 NEXT_SYMBOL = ("next", SYMBOL)  # x_{i+1}: int64 bytes [.., T]

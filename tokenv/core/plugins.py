@@ -62,8 +62,14 @@ class Registry(dict[str, str]):
 
     def base(self) -> type:
         """Import the common base class."""
-        module, _, attribute = self._base.partition(":")
-        return getattr(importlib.import_module(module), attribute)
+        base: type = import_object(self._base)
+        return base
+
+
+def import_object(target: str) -> Any:
+    """Import what ``package.module:name`` names."""
+    module, _, attribute = target.partition(":")
+    return getattr(importlib.import_module(module), attribute)
 
 
 def find(kind: str, name: str, table: Registry) -> Callable[..., Any]:
@@ -85,9 +91,9 @@ def find(kind: str, name: str, table: Registry) -> Callable[..., Any]:
     if target is None:
         hint = suggest(name, table.names())
         raise UserError(f"{kind}.name = {name!r} is unknown: {hint} (or name your own as package.module:Class)")
-    module, _, attribute = target.partition(":")
+    module = target.partition(":")[0]
     try:
-        target_object = getattr(importlib.import_module(module), attribute)
+        target_object = import_object(target)
     except (Exception, SystemExit) as error:  # importing a module may raise anything
         reason = f"{type(error).__name__}: {error}".removeprefix("ModuleNotFoundError: ")
         if getattr(error, "name", None) in ("agents", "estimators"):

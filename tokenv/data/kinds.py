@@ -22,6 +22,9 @@ class DataKind:
         sources: values of ``data.source`` which need no file, with a description each.
         suffixes: endings of the files which it reads.
         longest_token: tokens at least so long are counted together.
+        picture: name of the picture or page which a run draws of held-out sequences.
+        draw_picture: function which draws it from a loaded run, its corpus and a path, as ``package.module:function``;
+            None for pages of text.
     """
 
     words: ClassVar[Terminology]
@@ -29,6 +32,8 @@ class DataKind:
     sources: ClassVar[Mapping[str, str]] = {}
     suffixes: ClassVar[tuple[str, ...]] = ()
     longest_token: ClassVar[int] = 64
+    picture: ClassVar[str] = "segments.html"
+    draw_picture: ClassVar[str | None] = None
 
     @property
     def boundary_tolerance(self) -> int:
@@ -56,6 +61,9 @@ class DataKind:
     def check_run(self, config: Any, codec: Any) -> None:
         """Check a run's configuration and its codec together; raise a UserError if they do not fit."""
 
+    def prepare_model(self, lm: Any, dataset: Any) -> None:
+        """Set what a new model, a ``tokenv.lm.unet.UNet``, takes from the data before its first update."""
+
     def load(self, data: Any) -> Any:
         """Read the data which a data section describes, as a ``tokenv.data.stream.Dataset``."""
         raise NotImplementedError
@@ -77,11 +85,6 @@ class Text(DataKind):
                     f"data.source is {data.source!r}, a {kind.words.data}, and data.kind is 'text'; expected "
                     f"documents: set data.kind={name} and codec.name={kind.codec}"
                 )
-
-    def check_run(self, config: Any, codec: Any) -> None:
-        """Raise an error if the model predicts no next byte."""
-        if config.model.direct:
-            raise UserError("data.kind = 'text': expected series, for model.direct=True")
 
 
 DATA = Registry("tokenv.data", {"text": "tokenv.data.kinds:Text"}, base="tokenv.data.kinds:DataKind")

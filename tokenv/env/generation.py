@@ -217,7 +217,7 @@ def generate(
     Raises:
         ValueError: the prompt is empty or not [B, P, *symbol_shape], ``max_new_tokens`` or ``samples`` is below 1,
             ``stop`` is empty, ``temperature``, ``top_p`` or ``rate`` is out of range, or the generators do not fit
-            the prompts; or the model predicts no next symbol (``model.direct``).
+            the prompts; or the model predicts no next symbol (``Codec.trailing``).
     """
     generators: list[Generator | None]
     if isinstance(generator, Sequence):
@@ -312,10 +312,10 @@ def _check_arguments(
 
     One length for each generator is returned.
     """
-    if lm.config.direct:
+    if lm.codec.trailing:
         raise ValueError(
-            "model.direct = True: this model predicts its horizon at once and no next symbol: ask for a direct "
-            "forecast (direct=True), or train a model with model.direct=False"
+            f"the codec predicts the last {lm.codec.trailing} symbols of a sequence at once and no next one: ask for a "
+            "direct forecast (direct=True), or train a model with codec.direct=False"
         )
     shape = lm.codec.symbol_shape
     if isinstance(prompt, Tensor) and (prompt.ndim != 2 + len(shape) or prompt.shape[2:] != shape):

@@ -12,7 +12,7 @@ Importing ``tokenv.env`` registers their ids, and loads no model::
 real-valued series as defaults.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -30,34 +30,29 @@ from tokenv.data.config import DataConfig
 from tokenv.data.corpus import CorpusFactory
 from tokenv.env import BYTES_ID, SERIES_ID, register
 from tokenv.env.arrays import RENDER_MODES, Array, ArrayAdapter, Observation, PicklableEnv, ended
-from tokenv.lm.codecs.series import SeriesCodec
+from tokenv.lm.codecs.base import ByteCodec, Codec
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.unet import UNet
 
-__all__ = ["BYTES_ID", "SERIES_ID", "BytesEnv", "BytesVectorEnv", "SeriesEnv", "SeriesVectorEnv", "register"]
+__all__ = ["BYTES_ID", "SERIES_ID", "BytesEnv", "BytesVectorEnv", "register"]
 
 _SIZE = UNetConfig(width=32, heads=2, down_layers=1, mid_layers=1, up_layers=1)
 
 
-def _untrained_lm(*, series: bool) -> UNet:
-    with torch.random.fork_rng(devices=[]):
-        torch.default_generator.manual_seed(0)
-        return UNet(_SIZE, SeriesCodec(_SIZE.width) if series else None)
-
-
 def default_lm() -> UNet:
     """Build a small untrained model with fixed weights."""
-    return _untrained_lm(series=False)
+    return untrained_lm(ByteCodec)
 
 
-def default_series_lm() -> UNet:
-    """Build a small untrained model of univariate series, with Student-t densities and fixed weights."""
-    return _untrained_lm(series=True)
+def untrained_lm(make_codec: Callable[[int], Codec]) -> UNet:
+    """Build a small untrained model with fixed weights and the codec which ``make_codec`` builds from the width."""
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        return UNet(_SIZE, make_codec(_SIZE.width))
 
 
-# Training sequences of 128 bytes from the built-in ``python`` corpus, and windows of 128 steps of synthetic series.
+# Training sequences of 128 bytes from the built-in ``python`` corpus.
 default_source = CorpusFactory(DataConfig(source="python", seq_len=128))
-default_series_source = CorpusFactory(DataConfig(kind="series", source="regimes", seq_len=128, validation=0.1))
 
 
 def source_or(source: SourceOrFactory | None, default: CorpusFactory, seq_len: int | None) -> SourceOrFactory:
@@ -350,21 +345,3 @@ class BytesVectorEnv(PicklableEnv, VectorEnv[Any, Array, Array]):
     @staticmethod
     def _infos(tensordict: TensorDictBase) -> list[dict[str, Any]]:
         return [{"position": i} for i in tensordict[keys.POSITION].tolist()]
-
-
-class SeriesEnv(BytesEnv):
-    """A series whose patch boundaries are the actions: ``BytesEnv`` with other defaults.
-
-    Rewards are 0 in a sequence's context and where a value is missing. Models must have a
-    ``tokenv.lm.codecs.series.SeriesCodec``, and sources its symbols.
-    """
-
-    default_lm = staticmethod(default_series_lm)
-    default_source = default_series_source
-
-
-class SeriesVectorEnv(BytesVectorEnv):
-    """B series whose patch boundaries are the actions: ``BytesVectorEnv`` with the defaults of ``SeriesEnv``."""
-
-    default_lm = staticmethod(default_series_lm)
-    default_source = default_series_source

@@ -23,7 +23,7 @@ from tokenv.lm.unet import UNet
 
 ONE_SAMPLE = Sampling()
 OBSERVED_LIKELIHOODS = (keys.LOG_LIKELIHOOD[1], keys.LOG_LIKELIHOOD_EARLY[1])  # of the symbol which is observed
-DIRECT = (keys.LOG_LIKELIHOOD_DIRECT[1], keys.DIRECT_COUNT[1])
+AUXILIARY = (keys.LOG_LIKELIHOOD_AUXILIARY[1], keys.AUXILIARY_COUNT[1])
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Sequences:
         position_BN: 0 to N - 1 in every row.
         valid_BT: whether the prediction made at i is of a symbol, not of padding.
         decision_mask_BN: False at the first symbol, and where the next one is not predicted from this one.
-        known: leading symbols which the decoder reads: T, or N - H with ``model.direct``.
+        known: leading symbols which the decoder reads: T, or fewer if the codec has trailing symbols.
     """
 
     symbol_BN: Tensor
@@ -48,19 +48,19 @@ class Sequences:
 
     @classmethod
     def of(cls, lm: UNet, symbol_BN: Tensor, length_B: Tensor | None) -> Sequences:
-        """Compute positions and masks; raise a ValueError if the sequences do not fit a direct model."""
+        """Compute positions and masks; raise a ValueError if the sequences do not fit trailing symbols."""
         batch, length = symbol_BN.shape[:2]
-        horizon = lm.config.horizon if lm.config.direct else 0
-        if horizon and (length <= horizon or length_B is not None):
+        trailing = lm.codec.trailing
+        if trailing and (length <= trailing or length_B is not None):
             raise ValueError(
-                f"sequences of {length} symbols with model.direct: expected more than model.horizon = {horizon}, and "
-                "all of one length"
+                f"sequences of {length} symbols: expected more than the {trailing} last ones, which the codec predicts "
+                "at once, and all of one length"
             )
         position_N = torch.arange(length, device=symbol_BN.device)
         if length_B is None:
             length_B = torch.full((batch,), length, device=symbol_BN.device)
         valid_BT = position_N[1:] < length_B[:, None]
-        known = length - (horizon or 1)
+        known = length - max(trailing, 1)
         decision_mask_BN = F.pad(valid_BT, (0, 1)) & (position_N > 0) & (position_N < known)
         return cls(
             symbol_BN,
@@ -106,13 +106,13 @@ def rollout(
         (nats); unless ``sampling`` requires no early exit, also ``log_likelihood_early`` and ``reward``, the difference
         (eq. 15). Gradients flow through the agent's outputs and the ``next`` log-likelihoods; all else is detached.
         Decision mask, likelihoods and rewards are 0 in the padding, and ``done`` is True from each sequence's end on.
-        With ``model.direct`` the ``log_likelihood`` of the last H symbols is the direct head's at the end of the
-        history, and that of the history is 0; the early exit still predicts one symbol after the other.
+        If the codec has trailing symbols, their ``log_likelihood`` is the auxiliary head's at the end of what is known
+        before them, and that of the known ones is 0; the early exit still predicts one symbol after the other.
 
     Raises:
-        ValueError: the agent would look ahead; ``model.direct`` with sequences without a history or of several lengths.
+        ValueError: the agent would look ahead; trailing symbols with sequences too short or of several lengths.
     """
-    check_causal(agent, direct=lm.config.direct)
+    check_causal(agent, history_given=lm.codec.trailing > 0)
     observer = (observer or Observer.of(agent)).extended_for(agent)
     if sampling.teacher is not None:
         observer = observer.extended_for(sampling.teacher)
@@ -254,13 +254,15 @@ def _predict(
             each.append(lm.sequence_log_prob(y_relaxed, symbol_BN))
         log_prob_relaxed = torch.stack(each, -1)
         predicted[keys.LOG_LIKELIHOOD_RELAXED[1]] = log_prob_relaxed.where(valid_BT.unsqueeze(-1), 0.0)
-    if not lm.config.direct and 0 < lm.config.horizon < symbol_BN.shape[1]:
+    auxiliary = None
+    if lm.auxiliary_head is not None and not lm.codec.trailing:
+        auxiliary = lm.codec.auxiliary_log_prob(lm.auxiliary_head, y, symbol_BN, valid_BT)
+    if auxiliary is not None:
         # Samples which only serve rewards have no such likelihood, and no weight.
         padding = [0, 0]
         if sampling.reward_only:
             padding += [0, 0, 0, len(action) - 1]
-        direct = lm.horizon_log_prob(y, symbol_BN, valid_BT)
-        for name, x in zip(DIRECT, direct, strict=True):
+        for name, x in zip(AUXILIARY, auxiliary, strict=True):
             predicted[name] = F.pad(x, padding)
     return predicted
 

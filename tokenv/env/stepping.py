@@ -208,10 +208,11 @@ class TokenizationEnv(EnvBase):
 
     @torch.no_grad()
     def _reset(self, tensordict: TensorDictBase | None = None, **_: Any) -> TensorDictBase:
-        if self.lm.config.direct:
+        if self.lm.codec.trailing:
             raise ValueError(
-                "model.direct = True: this model predicts its horizon at once and no next symbol, so that there is "
-                "nothing to step by: roll out whole sequences (one_pass), or train a model with model.direct=False"
+                f"the codec predicts the last {self.lm.codec.trailing} symbols of a sequence at once and no next one, "
+                "so that there is nothing to step by: roll out whole sequences (one_pass), or train a model with "
+                "codec.direct=False"
             )
         rows_B = torch.ones(self.batch_size, dtype=torch.bool, device=self.device)
         if tensordict is not None and "_reset" in tensordict:

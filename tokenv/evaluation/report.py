@@ -1,4 +1,4 @@
-"""Report a run: training curves, patches in held-out series, and a table and a picture of several rates."""
+"""Report a run: training curves, and a table and a picture of several rates."""
 
 from __future__ import annotations
 
@@ -7,16 +7,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 from matplotlib.ticker import EngFormatter, FuncFormatter, LogFormatter
 from rich.table import Column, Table
 from rich.text import Text
 
 from tokenv.core.rates import Rate, RateRange, mean_rate
-from tokenv.evaluation.boundary_stats import SeriesExcerpt
 from tokenv.evaluation.calibration import CALIBRATED, CONDITIONED, ENTROPY_WEIGHTED, RatePoint
 from tokenv.plotting import figures
 from tokenv.plotting.characters import escape
@@ -123,59 +120,6 @@ def _draw_panel(axes: Axes, panel: _Panel, metrics: Mapping[str, figures.Curve],
     axes.xaxis.set_major_formatter(EngFormatter(sep=""))
     # The legend is above the panel: inside it may hide a curve, and matplotlib's search for the best place is slow.
     axes.legend(loc="lower left", bbox_to_anchor=(-0.02, 1), borderaxespad=0.1)
-
-
-def draw_patches(excerpts: Sequence[SeriesExcerpt], path: Path, *, title: str, context: int = 0) -> Path:
-    """Draw series with their patches as alternating bands, and the boundary probabilities below.
-
-    Args:
-        excerpts: series, from top to bottom.
-        path: PNG file in an existing folder; it is replaced atomically.
-        title: title of the figure, without markup; none if it is empty.
-        context: number of leading steps which are not predicted.
-
-    Returns:
-        ``path``.
-
-    Raises:
-        ValueError: if there is no series.
-        OSError: if the file cannot be written.
-    """
-    if not excerpts:
-        raise ValueError("no series to draw")
-
-    def draw(figure: Figure) -> None:
-        entries = draw_windows(figure, excerpts, context)
-        figures.legend_below(figure, list(entries.values()), list(entries))
-
-    return figures.draw_picture(path, 0.8 + 1.7 * len(excerpts), title, draw)
-
-
-def draw_windows(figure: Figure, excerpts: Sequence[SeriesExcerpt], context: int) -> dict[str, Any]:
-    """Fill an empty figure with series, from top to bottom, each above its boundary probabilities.
-
-    Args:
-        figure: empty figure.
-        excerpts: at least one series; its name is its title.
-        context: number of leading steps which are not predicted.
-
-    Returns:
-        The handles of the legend by name.
-    """
-    axes = figure.subplots(2 * len(excerpts), 1, height_ratios=[3, 1] * len(excerpts), squeeze=False)[:, 0]
-    longest = max(len(excerpt.value) for excerpt in excerpts)
-    for excerpt, above, below in zip(excerpts, axes[::2], axes[1::2], strict=True):
-        value_NC = np.array(excerpt.value, dtype=float)  # None becomes NaN
-        figures.draw_values(above, value_NC, excerpt.action, title=excerpt.name, context=context, gold_N=excerpt.gold)
-        figures.draw_probabilities(below, excerpt.boundary_prob)
-    for each in axes:  # all share the axis below the last
-        each.set_xlim(-0.5, longest - 0.5)
-        each.tick_params(labelbottom=each is axes[-1])
-    axes[-1].set_xlabel("step")
-    entries = figures.series_legend(context=context > 0) | {"boundary probability": Patch(color=BLUE)}
-    if any(excerpt.gold is not None for excerpt in excerpts):
-        entries["true change"] = figures.change_handle()
-    return entries
 
 
 STYLES = {CONDITIONED: "o-", CALIBRATED: "s--", ENTROPY_WEIGHTED: "^:"}

@@ -34,6 +34,7 @@ from tokenv.lm.config import UNetConfig
 from tokenv.lm.flops import Batch, Passes, early_exit_share, policy_flops, policy_share, reading_flops, update_flops
 from tokenv.lm.layers import RMSNorm, RotaryTable
 from tokenv.lm.unet import make_layers
+from tokenv.series.config import DirectHeadConfig
 from tokenv.series.contexts import ContextBatch, last_windows
 from tokenv.series.forecaster import batch_size, check_forecast, forecast
 from tokenv.series.tables import Recording
@@ -369,7 +370,8 @@ def bench_forecasts(options: BenchOptions, *, progress: bool = False) -> dict[st
     """
     config = options.config
     horizon = options.horizon
-    stepwise = not config.model.direct
+    head = DirectHeadConfig.of(config.codec)
+    stepwise = not head.direct
     history, *_ = [check_forecast(config, horizon, samples=count, direct=not stepwise) for count in options.samples]
     prepare(config.hardware)
     components = build_components(config, resolve_device(config.hardware.device))
@@ -377,7 +379,7 @@ def bench_forecasts(options: BenchOptions, *, progress: bool = False) -> dict[st
     samples = {}
     if stepwise:
         samples = {f"{count}": count for count in options.samples}
-    if config.model.horizon >= horizon:
+    if head.horizon >= horizon:
         samples[DIRECT] = 0
     batches = {}
     work = {}

@@ -18,7 +18,7 @@ from tokenv.core.errors import UserError
 from tokenv.data.corpus import CorpusFactory
 from tokenv.env import BYTES_ID, SERIES_ID
 from tokenv.env.arrays import PicklableEnv
-from tokenv.env.gym import BytesEnv, BytesVectorEnv, SeriesEnv, SeriesVectorEnv, source_or
+from tokenv.env.gym import BytesEnv, BytesVectorEnv, source_or
 from tokenv.library.model import load
 
 IDS = {"text": BYTES_ID, "series": SERIES_ID}
@@ -77,11 +77,3 @@ class TrainedModelBytesEnv(TrainedModelEnv, BytesEnv):
 
 class TrainedModelBytesVectorEnv(TrainedModelEnv, BytesVectorEnv):
     """``tokenv/Bytes-v0``, many sequences in every pass."""
-
-
-class TrainedModelSeriesEnv(TrainedModelEnv, SeriesEnv):
-    """``tokenv/Series-v0``, one series at a time."""
-
-
-class TrainedModelSeriesVectorEnv(TrainedModelEnv, SeriesVectorEnv):
-    """``tokenv/Series-v0``, many series in every pass."""

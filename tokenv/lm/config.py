@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from tokenv.core.errors import COUNT, POSITIVE, UserError, at_least, bounds, check_bounds
+from tokenv.core.errors import COUNT, POSITIVE, UserError, bounds, check_bounds
 
 MAX_LAYERS = 1000
 LAYERS = bounds(f"1 to {MAX_LAYERS:,} layers", lambda value: 1 <= value <= MAX_LAYERS)
@@ -34,18 +34,9 @@ class UNetConfig:
             (H-Net, Hwang et al. 2025).
         elapsed: whether the decoder also reads how many symbols ago the newest token ended, as a learned embedding
             (``tokenv.lm.elapsed``), which starts at zero. No gradient reaches a boundary through it.
-        horizon: symbols H which a direct head predicts at once from every position, besides the next one; 0 for no
-            such head.
-        direct: whether only the last ``horizon`` symbols of a sequence are predicted, at once and by that head, from
-            the history before them: no boundary is drawn among them, and nothing of the history is predicted, so that
-            an agent may read all of it. Every likelihood is then the direct head's.
-        linear_path: last steps of the history from which a linear map, too, predicts the ``horizon``, with ``direct``;
-            0 for no such map. It is DLinear, fitted to the training windows before the first update and not trained
-            (``tokenv.series.baseline_models``); the direct head starts at it and learns what it misses.
 
     Raises:
-        UserError: a size is not positive, ``heads`` does not fit ``width``, ``pooling`` is unknown, ``direct`` has no
-            horizon, or ``linear_path`` lacks ``direct``.
+        UserError: a size is not positive, ``heads`` does not fit ``width``, or ``pooling`` is unknown.
     """
 
     width: int = field(default=128, metadata=COUNT)
@@ -61,18 +52,9 @@ class UNetConfig:
     rope_base: float = field(default=10_000.0, metadata=POSITIVE)
     pooling: str = field(default="select", metadata=POOLING)
     elapsed: bool = False
-    horizon: int = field(default=0, metadata=at_least(0))
-    direct: bool = False
-    linear_path: int = field(default=0, metadata=at_least(0))
 
     def __post_init__(self) -> None:
         check_bounds(self, "model.")
-        if self.direct and not self.horizon:
-            raise UserError(
-                "model.direct = True with model.horizon = 0: expected symbols to predict at once, such as 24"
-            )
-        if self.linear_path and not self.direct:
-            raise UserError(f"model.linear_path = {self.linear_path} without model.direct: expected model.direct=True")
         if self.width % self.heads or (self.width // self.heads) % 2:
             raise UserError(
                 f"model.heads = {self.heads} does not divide model.width = {self.width} into an even head size: "

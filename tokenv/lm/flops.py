@@ -188,8 +188,8 @@ class _Model:
         """Modules which are applied to every byte after the boundaries are drawn."""
         lm = self._lm
         heads = [lm.pooling, lm.head]
-        if lm.config.horizon and not lm.config.direct:  # else once per sequence
-            heads.append(lm.direct_head)
+        if lm.auxiliary_head is not None and not lm.codec.trailing:  # else once per sequence
+            heads.append(lm.auxiliary_head)
         return _Products(matrix_parameters(*heads) * self._batch.symbols) + self.byte_layers(lm.up)
 
     @property

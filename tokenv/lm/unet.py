@@ -12,19 +12,18 @@ Everything is causal: symbol i affects no output before i, and boundary a_i no p
 import copy
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokenv.core.devices import compiles
 from tokenv.lm.attention import BLOCK, SMALL_BLOCK, AttentionFn, flex_options, select_attention
 from tokenv.lm.chunking import Chunking, DeviationChunking, EMASmoothing, MeanChunking, SelectChunking
 from tokenv.lm.codecs.base import ByteCodec, Codec, make_head
-from tokenv.lm.codecs.series import SeriesCodec, predict_linear
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.elapsed import ElapsedEmbedding, elapsed_symbols
-from tokenv.lm.layers import DecoderLayer, Linear, RMSNorm, RotaryTable
+from tokenv.lm.layers import DecoderLayer, RMSNorm, RotaryTable
 from tokenv.lm.segments import Pack, Segments, bucket_size, relaxed_attention
 
 
@@ -131,7 +130,7 @@ class UNet(Encoder):
         compute_dtype: precision of the activations; None for that of the parameters.
     """
 
-    linear_path: Tensor
+    auxiliary_head: Any
 
     def __init__(
         self, config: UNetConfig, codec: Codec | None = None, compute_dtype: torch.dtype | None = None
@@ -152,11 +151,7 @@ class UNet(Encoder):
         # The early exit starts as a copy of the output head (paper, section 2.4), norm included (ours).
         self.early_norm = copy.deepcopy(self.norm)
         self.early_head = copy.deepcopy(self.head)
-        if config.horizon:
-            self.direct_head = Linear(config.width, config.horizon * self.codec.num_parameters)
-        if config.linear_path:
-            self.register_buffer("linear_path", torch.zeros(config.linear_path + 1, config.horizon))
-            nn.init.zeros_(self.direct_head.weight)
+        self.auxiliary_head = self.codec.make_auxiliary_head(config.width)
 
     @property
     def token_multiple(self) -> int:
@@ -252,17 +247,6 @@ class UNet(Encoder):
         """Return the early exit's log-probability of the next symbols, from the output of ``encode``."""
         return self._log_prob(self.codec, self.early_exit, x, symbol)
 
-    def direct(self, y: Tensor) -> Tensor:
-        """Return the parameters of the next H symbols' distributions, each given x_<=i alone; H is ``config.horizon``.
-
-        Args:
-            y: output of ``decode_hidden``, [.., D].
-
-        Returns:
-            [.., H, P].
-        """
-        return self.direct_head(y).unflatten(-1, (self.config.horizon, -1))
-
     def decode_samples(self, x_BTD: Tensor, action: Tensor, boundary: Tensor | None = None) -> Tensor:
         """Apply ``decode_hidden`` to several samples of the boundaries: actions [.., B, T] -> [.., B, T, D]."""
         samples = action.shape[:-2]
@@ -275,77 +259,16 @@ class UNet(Encoder):
     def sequence_log_prob(self, y: Tensor, symbol_BN: Tensor) -> Tensor:
         """Return the log-probability in nats of what each symbol is followed by, [.., B, T], T = N - 1.
 
-        It is ``log p(x_{i+1} | x_<=i, a_<=i)``. With ``config.direct`` it is ``log p(x_{i+1} | x_<L, a_<L)`` of the H
-        symbols after the L = N - H known ones, and 0 before.
+        It is ``log p(x_{i+1} | x_<=i, a_<=i)``, or ``Codec.trailing_log_prob`` if the codec has trailing symbols.
 
         Args:
-            y: output of ``decode_samples``, [.., B, T, D], or [.., B, L, D] with ``config.direct``.
+            y: output of ``decode_samples``, [.., B, T, D], or of the known symbols alone, [.., B, N - trailing, D].
             symbol_BN: sequences, [B, N, *symbol_shape].
         """
+        if self.codec.trailing:
+            return self.codec.trailing_log_prob(self.auxiliary_head, y, symbol_BN)
         target_BT = symbol_BN[:, 1:]
-        if not self.config.direct:
-            return self.log_prob(y, target_BT.expand(*y.shape[:-3], *target_BT.shape))
-        known = symbol_BN.shape[1] - self.config.horizon
-        base = None
-        if self.config.linear_path:
-            base = self.linear_forecast(symbol_BN[:, :known])
-        log_prob = self._direct_log_prob(
-            y[..., -1, :],
-            symbol_BN[:, known - 1],
-            symbol_BN[:, known:],
-            base,
-        )
-        return F.pad(log_prob, (known - 1, 0))
-
-    def horizon_log_prob(self, y: Tensor, symbol_BN: Tensor, valid_BT: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the direct head's log-probability of the next H symbols from every position, and their number.
-
-        Both are 0 where fewer than H symbols follow in the sequence.
-
-        Args:
-            y: output of ``decode_samples``, [.., B, T, D].
-            symbol_BN: sequences, [B, N, *symbol_shape].
-            valid_BT: whether the next symbol is one of the sequence, not padding.
-
-        Returns:
-            [.., B, T] each, the first in nats.
-        """
-        horizon = self.config.horizon
-        rest = (0, self.config.horizon - 1)
-        positions = valid_BT.shape[1] - horizon + 1
-        target_BSH = symbol_BN[:, 1:].unfold(1, horizon, 1).movedim(-1, 2)
-        complete_BS = valid_BT[:, -positions:]
-        read = y[..., :positions, :]
-        log_prob = self._direct_log_prob(read, symbol_BN[:, :positions], target_BSH)
-        log_prob = log_prob.sum(-1).where(complete_BS, 0.0)
-        loss_mask = self.codec.loss_mask(target_BSH)
-        count_BS = complete_BS * horizon
-        if loss_mask is not None:
-            count_BS = complete_BS * loss_mask.sum(-1)
-        count_BT = F.pad(count_BS, rest)
-        return F.pad(log_prob, rest), count_BT.expand(y.shape[:-1])
-
-    def linear_forecast(self, history_BL: Tensor) -> Tensor:
-        """Return what the linear path predicts, in units of the frame: [B, L, C + K, 5] -> [B, H, C].
-
-        It reads the last ``config.linear_path`` steps; see ``tokenv.lm.codecs.series.predict_linear``.
-        """
-        assert isinstance(self.codec, SeriesCodec)
-        return predict_linear(self.codec.predicted(history_BL), self.linear_path)
-
-    def _direct_log_prob(
-        self,
-        y: Tensor,
-        symbol: Tensor,
-        target: Tensor,
-        base: Tensor | None = None,
-    ) -> Tensor:
-        """Return the direct head's log-probabilities of H symbols: [K, .., D], [..], [.., H] -> [K, .., H] in nats."""
-        samples = y.shape[: y.dim() - target.dim() + len(self.codec.symbol_shape)]
-        symbol = symbol.expand(*samples, *symbol.shape)
-        target = target.expand(*samples, *target.shape)
-        parameters = self.direct(y)
-        return self.codec.log_prob_horizon(parameters, symbol, target, base)
+        return self.log_prob(y, target_BT.expand(*y.shape[:-3], *target_BT.shape))
 
     def forward(self, symbol_BN: Tensor, action_BN: Tensor) -> Tensor:
         """Return the parameters of p(x_{i+1} | x_<=i, a_<=i) for given boundaries: [B, N, P]."""

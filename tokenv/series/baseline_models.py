@@ -3,7 +3,7 @@
 DLinear (Zeng et al. 2023, arXiv 2205.13504) is solved exactly. It forecasts a history by one linear map of its moving
 average and one of the remainder, whose sum is any linear map of the history: least squares finds the minimum of its
 squared error on the training windows in one pass, which its published training approaches (Toner & Darlow 2024, arXiv
-2403.14587). A ridge, chosen on the validation windows, takes the place of early stopping. ``model.linear_path`` puts
+2403.14587). A ridge, chosen on the validation windows, takes the place of early stopping. ``codec.linear_path`` puts
 this map into a model.
 """
 
@@ -20,8 +20,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from tokenv.core.errors import UserError
-from tokenv.lm.codecs.series import LAST, LOCATION, SCALE, VALUE, SeriesCodec, known_values, predict_linear
 from tokenv.lm.unet import UNet
+from tokenv.series.codec import LAST, LOCATION, SCALE, VALUE, SeriesCodec, known_values, predict_linear
 from tokenv.series.contexts import Array, ContextBatch
 from tokenv.series.windows import Series, SeriesData, Windows, moments
 
@@ -144,7 +144,7 @@ def fit_linear_map(data: SeriesData, horizon: int) -> Tensor:
         horizon: number of steps H at the end of every window.
 
     Returns:
-        Weights, float64 [L + 1, H], for ``tokenv.lm.codecs.series.predict_linear``.
+        Weights, float64 [L + 1, H], for ``tokenv.series.codec.predict_linear``.
 
     Raises:
         UserError: every window has a missing value.
@@ -153,7 +153,7 @@ def fit_linear_map(data: SeriesData, horizon: int) -> Tensor:
     square_FF, product_FH = _sums(training, np.arange(len(training)), horizon)
     if not square_FF[-1, -1]:  # the sum of all weights
         raise UserError(
-            "peers = ['dlinear'] or model.linear_path: every training window has a missing value in its last "
+            "peers = ['dlinear'] or codec.linear_path: every training window has a missing value in its last "
             f"{horizon} steps: expected some without"
         )
     held_out = data.windows("validation", before=data.config.seq_len - horizon, stride=1)
@@ -167,10 +167,13 @@ def fit_linear_map(data: SeriesData, horizon: int) -> Tensor:
 
 def fit_to_training_steps(lm: UNet, data: SeriesData) -> None:
     """Set what a model takes from the training steps before its first update: linear path, moments of covariates."""
-    if lm.config.linear_path:
-        lm.linear_path.copy_(fit_linear_map(data, lm.config.horizon))
-    if isinstance(lm.codec, SeriesCodec) and lm.codec.covariates:
-        lm.codec.set_covariate_moments(*data.covariate_moments())
+    codec = lm.codec
+    if not isinstance(codec, SeriesCodec):
+        return
+    if codec.linear_path:
+        lm.auxiliary_head.linear_path.copy_(fit_linear_map(data, codec.horizon))
+    if codec.covariates:
+        codec.set_covariate_moments(*data.covariate_moments())
 
 
 def fit_dlinear(data: SeriesData, horizon: int) -> Callable[[ContextBatch], Array]:

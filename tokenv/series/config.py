@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 from tokenv.core.errors import COUNT, UserError, at_least, bounds, check_bounds, choice
 
@@ -30,7 +32,7 @@ class SeriesConfig:
         joint: Whether a symbol holds all columns of a step; if not, every column is a series of its own.
         past_covariates: Columns which are read beside every series but not predicted, and are known up to the present.
         future_covariates: The same, known for the next `future_steps` steps, such as a calendar, a price or a plan.
-        future_steps: Steps ahead for which future covariates are known: `model.horizon`.
+        future_steps: Steps ahead for which future covariates are known: `codec.horizon`.
         split: `auto` (for files named ETTh* and ETTm* the literature's 12, 4 and 4 months of 30 days, for others
             fractions) or `fractions`; always by time.
         test: Fraction of the steps reserved for testing, after those for training and validation.
@@ -90,3 +92,56 @@ class SeriesConfig:
     def covariates(self) -> list[str]:
         """Columns which are read but not predicted, those of the past first."""
         return [*self.past_covariates, *self.future_covariates]
+
+
+@dataclass(frozen=True)
+class DirectHeadConfig:
+    """What the section ``codec`` says of the direct head; see ``tokenv.series.codec.SeriesCodec``."""
+
+    horizon: int = 0
+    direct: bool = False
+    linear_path: int = 0
+
+    @classmethod
+    def of(cls, codec: Mapping[str, Any]) -> DirectHeadConfig:
+        """Read a section, which may have other options, too."""
+        options = {item.name: codec[item.name] for item in fields(cls) if item.name in codec}
+        return cls(**options)
+
+
+# Metadata of options of forecasts.
+PEERS = ("dlinear",)
+HORIZON = at_least(1, optional=True)
+SAMPLES = at_least(2)
+WINDOWS = at_least(0)
+SEASON = bounds("a number of steps, such as 24, or null to estimate it", at_least(1, optional=True)["accepts"])
+PEER_NAMES = bounds(
+    f"names among {', '.join(PEERS)}", lambda names: not isinstance(names, str) and all(name in PEERS for name in names)
+)
+
+
+@dataclass(frozen=True)
+class ForecastRequest:
+    """Forecasts of test windows to score, as ``tokenv forecast`` does.
+
+    Attributes:
+        horizon: steps to forecast; None for all which a run's direct head predicts.
+        windows: number of test windows, evenly spaced over the test steps; 0 for one per step.
+        direct: whether to use the direct head; else continuations are drawn value by value.
+        samples: number of drawn continuations per forecast.
+        season: steps of a season; None to estimate it from the training steps.
+        peers: further models beside the naive baselines.
+
+    Raises:
+        UserError: a number is too small, or a peer model is unknown.
+    """
+
+    horizon: int | None = field(default=None, metadata=HORIZON)
+    windows: int = field(default=1400, metadata=WINDOWS)
+    direct: bool = True
+    samples: int = field(default=25, metadata=SAMPLES)
+    season: int | None = field(default=None, metadata=SEASON)
+    peers: list[str] = field(default_factory=lambda: ["dlinear"], metadata=PEER_NAMES)
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "forecast.")

@@ -13,7 +13,7 @@ from torch import Tensor
 from tokenv.config.schema import Config
 from tokenv.core.errors import UserError
 from tokenv.data.stream import low_discrepancy_order
-from tokenv.series.config import SYNTHETIC_SERIES, SeriesConfig
+from tokenv.series.config import SYNTHETIC_SERIES, DirectHeadConfig, SeriesConfig
 from tokenv.series.tables import Recording, extend_dates
 from tokenv.series.windows import Series, SeriesData, SplitBorders, frame_windows, series_of
 
@@ -131,15 +131,16 @@ def history_steps(config: Config, horizon: int, *, held_out: bool = True) -> int
     """
     history = config.data.seq_len - horizon
     context = config.data.options.context
-    predicted = config.model.horizon
-    if config.model.direct:
+    head = DirectHeadConfig.of(config.codec)
+    predicted = head.horizon
+    if head.direct:
         if held_out and horizon != predicted:
             raise UserError(
-                f"horizon = {horizon}: expected {predicted}, all that a model with model.direct=True predicts"
+                f"horizon = {horizon}: expected {predicted}, all that a model with codec.direct=True predicts"
             )
         if not 1 <= horizon <= predicted:
             raise UserError(
-                f"horizon = {horizon}: expected 1 to {predicted}, which this model, with model.direct=True, predicts"
+                f"horizon = {horizon}: expected 1 to {predicted}, which this model, with codec.direct=True, predicts"
             )
         return config.data.seq_len - predicted
     if horizon < 1 or history <= context:

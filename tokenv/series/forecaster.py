@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 
 from tokenv.config.components import Components
@@ -15,19 +14,15 @@ from tokenv.core import keys
 from tokenv.core.errors import UserError
 from tokenv.env.generation import generate
 from tokenv.env.rollout import observe
-from tokenv.evaluation.evaluator import DEFAULTS, EvalOptions, eval_mode, shift_noise
-from tokenv.lm.codecs.densities import Gaussian, StudentT
-from tokenv.lm.codecs.series import LOCATION, SCALE, VALUE, SeriesCodec
-from tokenv.lm.config import UNetConfig
-from tokenv.lm.unet import UNet
+from tokenv.evaluation.evaluator import DEFAULTS, EvalOptions, shift_noise
 from tokenv.series.baseline_models import Baselines, check_season
-from tokenv.series.contexts import Array, ContextBatch, ForecastContexts, held_out_windows, history_steps
+from tokenv.series.codec import LOCATION, SCALE, VALUE, SeriesCodec
+from tokenv.series.config import DirectHeadConfig
+from tokenv.series.contexts import Array, ContextBatch, ForecastContexts, history_steps
 from tokenv.series.scores import ParametricForecast, PredictiveDistribution, SampleForecast
-from tokenv.series.windows import SeriesData
 
 MAX_BATCH = 512  # continuations sampled at once
 MAX_BATCH_DIRECT = 64  # histories read at once by the direct head
-SHRINKAGE_WINDOWS = 1024  # validation windows, evenly over all
 
 
 @dataclass(frozen=True)
@@ -60,11 +55,11 @@ class ForecastBatch:
     point_BHC: Mapping[str, Array]
 
 
-def check_horizon(model: UNetConfig, horizon: int, *, direct: bool, covariates: int) -> None:
+def check_horizon(model: DirectHeadConfig | SeriesCodec, horizon: int, *, direct: bool, covariates: int) -> None:
     """Check that a model can forecast so many steps.
 
     Args:
-        model: configuration of the model.
+        model: codec of the model, or what the configuration says of it.
         horizon: number of steps.
         direct: whether its direct head forecasts.
         covariates: number of covariates which it reads.
@@ -75,12 +70,12 @@ def check_horizon(model: UNetConfig, horizon: int, *, direct: bool, covariates: 
     """
     if direct and model.horizon < horizon:
         head = f"reaches {model.horizon} steps" if model.horizon else "is missing"
-        remedy = f"train one with model.horizon={horizon}"
+        remedy = f"train one with codec.horizon={horizon}"
         if not model.direct:
             remedy += ", or let it write value by value (direct=False)"
         raise UserError(f"horizon = {horizon} with direct=True: the model's direct head {head}: {remedy}")
     if model.direct and not direct:
-        raise UserError("direct = False: this model, with model.direct=True, predicts its horizon at once: direct=True")
+        raise UserError("direct = False: this model, with codec.direct=True, predicts its horizon at once: direct=True")
     if covariates and not direct:
         raise UserError(f"direct = False: this model reads {covariates} covariates: expected direct=True")
 
@@ -104,7 +99,8 @@ def check_forecast(
     """
     history = history_steps(config, horizon, held_out=held_out)
     check_season(season or 1, history)
-    check_horizon(config.model, horizon, direct=direct, covariates=len(config.data.options.covariates))
+    head = DirectHeadConfig.of(config.codec)
+    check_horizon(head, horizon, direct=direct, covariates=len(config.data.options.covariates))
     if not direct:
         check_memory(config, samples, horizon)
     return history
@@ -146,7 +142,9 @@ def forecast(
     if samples < 2:
         raise UserError(f"samples = {samples}: expected at least 2, to measure their spread")
     covariates = batch.symbol_BL.shape[2] - batch.channel_BL.shape[2]
-    check_horizon(components.lm.config, horizon, direct=direct, covariates=covariates)
+    codec = components.lm.codec
+    assert isinstance(codec, SeriesCodec)
+    check_horizon(codec, horizon, direct=direct, covariates=covariates)
     generator = generator or torch.Generator(components.lm.head.weight.device).manual_seed(options.seed)
     if direct:
         return _direct_forecast(components, batch, horizon, generator, options)
@@ -176,7 +174,7 @@ def _direct_forecast(
     assert isinstance(lm.codec, SeriesCodec)
     history_BL = batch.symbol_BL
     # No boundary is decided at the last symbol, nor at those predicted at once: as many copies are appended.
-    copies = lm.config.horizon if lm.config.direct else 1
+    copies = lm.codec.trailing or 1
     symbol_BN = torch.cat([history_BL, *[history_BL[:, -1:]] * copies], 1).to(generator.device)
     observation = observe(lm, components.agent, symbol_BN, options.rate)[:, : history_BL.shape[1]]
     noise_BL = torch.rand(observation.shape, device=generator.device, generator=generator)
@@ -184,11 +182,12 @@ def _direct_forecast(
         noise_BL = shift_noise(noise_BL, options.logit_bias)
     drawn = components.agent.draw(observation, noise_BL)
     y_BLD = lm.decode_hidden(observation[keys.ENCODING], drawn[keys.ACTION], drawn.get(keys.BOUNDARY, None))
-    parameters_BHP = lm.direct(y_BLD[:, -1])[:, :horizon].double().cpu()
-    if lm.config.linear_path:
-        base_BHC = lm.linear_forecast(history_BL.to(generator.device))[:, :horizon].double().cpu()
-    else:
+    parameters_BHP = lm.auxiliary_head(y_BLD[:, -1])[:, :horizon].double().cpu()
+    linear_BHC = lm.codec.linear_forecast(lm.auxiliary_head, history_BL.to(generator.device))
+    if linear_BHC is None:
         base_BHC = lm.codec.base(history_BL[:, -1:])
+    else:
+        base_BHC = linear_BHC[:, :horizon].double().cpu()
     location_B1C = batch.channel_BL[:, :1, :, LOCATION]
     scale_B1C = batch.channel_BL[:, :1, :, SCALE]
     distribution = ParametricForecast(lm.codec, parameters_BHP, location_B1C + scale_B1C * base_BHC, scale_B1C)
@@ -226,58 +225,3 @@ def make_forecasts(
         )
         point_BHC = {name: baseline(batch) for name, baseline in baselines.items()}
         yield ForecastBatch(batch, result, result.distribution.quantile(quantiles), point_BHC)
-
-
-def check_shrinkable(lm: UNet) -> None:
-    """Check that ``shrink_correction`` can scale what a model adds to its linear path.
-
-    Raises:
-        UserError: the location of the model's densities is not one of their parameters.
-    """
-    if not isinstance(getattr(lm.codec, "density", None), Gaussian | StudentT):
-        raise UserError(
-            "train.shrink = True: expected codec.density = gaussian or student_t, which have one location that can be "
-            "shrunk towards the linear path"
-        )
-
-
-def fit_shrinkage(components: Components, data: SeriesData) -> float:
-    """Return the factor of a model's correction of its linear path which suits validation windows best.
-
-    A model with ``model.linear_path`` forecasts ``f + c``, where f is the linear map of the history. The factor is
-    ``argmin_w sum (y - f - w c)^2 = sum c (y - f) / sum c^2`` over standardised values, limited to [0, 1]: a stacked
-    regression (Breiman 1996, Machine Learning 24) of the two forecasts f and f + c.
-
-    Args:
-        components: language model and agent; they keep their mode.
-        data: data of the run.
-
-    Raises:
-        UserError: the validation steps are too few for a window.
-    """
-    horizon = components.lm.config.horizon
-    contexts = held_out_windows(data, horizon, SHRINKAGE_WINDOWS, side="validation")
-    product = square = 0.0
-    with eval_mode(components):
-        for each in make_forecasts(components, contexts, {}, (), samples=2, direct=True):
-            distribution = each.forecast.distribution
-            assert isinstance(distribution, ParametricForecast)
-            batch = each.batch
-            assert batch.truth_BHC is not None
-            base_BHC = batch.standardise(distribution.location_BHC.numpy())
-            correction_BHC = batch.standardise(distribution.mean_BHC) - base_BHC
-            rest_BHC = batch.standardise(batch.truth_BHC) - base_BHC
-            known_BHC = ~np.isnan(rest_BHC)
-            product += float((correction_BHC * rest_BHC)[known_BHC].sum())
-            square += float(np.square(correction_BHC)[known_BHC].sum())
-    if not square:
-        return 1.0
-    return min(max(product / square, 0.0), 1.0)
-
-
-@torch.no_grad()
-def shrink_correction(lm: UNet, factor: float) -> None:
-    """Multiply a model's correction of its linear path by ``factor``; the densities keep their scale and shape."""
-    assert isinstance(lm.codec, SeriesCodec)
-    sizes = (lm.config.horizon, lm.codec.channels, lm.codec.density.num_parameters, -1)
-    lm.direct_head.weight.view(sizes)[:, :, 0].mul_(factor)

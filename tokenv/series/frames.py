@@ -10,10 +10,11 @@ import numpy as np
 import pandas as pd
 
 from tokenv.config.hardware import check_forecast as check_memory
-from tokenv.config.schema import SAMPLES, Config
+from tokenv.config.schema import Config
 from tokenv.core.errors import COUNT, UserError, check_value
 from tokenv.evaluation.evaluator import EvalOptions
 from tokenv.evaluation.loaded_run import LoadedRun, resolve_rate
+from tokenv.series.config import SAMPLES, DirectHeadConfig
 from tokenv.series.contexts import Array, ContextBatch, ForecastContexts, last_windows
 from tokenv.series.forecaster import check_horizon, make_forecasts
 from tokenv.series.tables import DATE, IDENTIFIER, TARGET, check_frame, identifier_text, read_frame
@@ -178,9 +179,10 @@ class SeriesMethods:
             raise UserError(f"quantiles = {probabilities}: expected ascending numbers in (0, 1), as [0.1, 0.5, 0.9]")
         check_value("horizon", horizon, COUNT)
         check_value("samples", samples, SAMPLES)
+        head = DirectHeadConfig.of(config.codec)
         if direct is None:
-            direct = config.model.direct or config.model.horizon >= horizon
-        check_horizon(config.model, horizon, direct=direct, covariates=len(config.data.options.covariates))
+            direct = head.direct or head.horizon >= horizon
+        check_horizon(head, horizon, direct=direct, covariates=len(config.data.options.covariates))
         if not direct:
             check_memory(config, samples, horizon)
         return direct

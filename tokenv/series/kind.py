@@ -10,7 +10,7 @@ from tokenv.core.errors import UserError
 from tokenv.core.terminology import Terminology
 from tokenv.data.config import HUB_PREFIX, DataConfig
 from tokenv.data.kinds import DataKind
-from tokenv.series.config import SUFFIXES, SYNTHETIC_SERIES, SeriesConfig
+from tokenv.series.config import SUFFIXES, SYNTHETIC_SERIES, DirectHeadConfig, SeriesConfig
 
 WORDS = Terminology("series", "step", "patch", "patches", "group", "change points")
 
@@ -23,6 +23,8 @@ class SeriesKind(SeriesConfig, DataKind):
     codec: ClassVar[str] = "series"
     sources: ClassVar[Mapping[str, str]] = SYNTHETIC_SERIES
     suffixes: ClassVar[tuple[str, ...]] = SUFFIXES
+    picture: ClassVar[str] = "patches.png"
+    draw_picture: ClassVar[str] = "tokenv.series.report:draw_held_out_patches"
 
     @property
     def boundary_tolerance(self) -> int:
@@ -74,39 +76,48 @@ class SeriesKind(SeriesConfig, DataKind):
 
         return load_series(data)
 
+    def prepare_model(self, lm: Any, dataset: Any) -> None:
+        """Fit the linear path and the moments of covariates to the training steps."""
+        from tokenv.series.baseline_models import fit_to_training_steps
+
+        fit_to_training_steps(lm, dataset)
+
     def check_run(self, config: Any, codec: Any) -> None:
         """Check that forecasts by the direct head, and covariates, fit the windows.
 
         Raises:
             UserError: they do not.
         """
-        if config.model.direct:
-            self._check_direct(config)
+        head = DirectHeadConfig.of(config.codec)
+        most = config.data.seq_len - 1
+        if head.horizon > most:
+            raise UserError(f"codec.horizon = {head.horizon}: expected at most data.seq_len - 1 = {most}")
+        if head.direct:
+            self._check_direct(config, head)
         if self.covariates:
-            self._check_covariates(config)
+            self._check_covariates(config, head.horizon)
 
-    def _check_direct(self, config: Any) -> None:
-        history = config.data.seq_len - config.model.horizon
+    def _check_direct(self, config: Any, head: DirectHeadConfig) -> None:
+        history = config.data.seq_len - head.horizon
         if self.context != history:
             raise UserError(
-                f"data.options.context = {self.context}: expected data.seq_len - model.horizon = {history} with "
-                "model.direct=True: the history is normalised as a whole, and has no likelihood"
+                f"data.options.context = {self.context}: expected data.seq_len - codec.horizon = {history} with "
+                "codec.direct=True: the history is normalised as a whole, and has no likelihood"
             )
-        path = config.model.linear_path
+        path = head.linear_path
         if path not in (0, history):
-            raise UserError(f"model.linear_path = {path}: expected 0, or data.seq_len - model.horizon = {history}")
+            raise UserError(f"codec.linear_path = {path}: expected 0, or data.seq_len - codec.horizon = {history}")
 
-    def _check_covariates(self, config: Any) -> None:
-        horizon = config.model.horizon
+    def _check_covariates(self, config: Any, horizon: int) -> None:
         if horizon < 1:
             raise UserError(
-                f"model.horizon = {horizon}: expected at least 1 with covariates, which the direct head alone reads"
+                f"codec.horizon = {horizon}: expected at least 1 with covariates, which the direct head alone reads"
             )
         steps = 0
         expected = "0, which is right without data.options.future_covariates"
         if self.future_covariates:
             steps = horizon
-            expected = f"{steps}, which is model.horizon"
+            expected = f"{steps}, which is codec.horizon"
         if self.future_steps != steps:
             raise UserError(f"data.options.future_steps = {self.future_steps}: expected {expected}")
         if config.data.source in SYNTHETIC_SERIES:

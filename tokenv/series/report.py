@@ -1,4 +1,4 @@
-"""Reports of forecasts: a picture with history, patches, intervals and baselines, a CSV file, a table of scores."""
+"""Reports of series: patches of a run; forecasts as a picture, a CSV file and a table of scores."""
 
 from __future__ import annotations
 
@@ -10,11 +10,24 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
-from tokenv.plotting.figures import date_labels, draw_picture, draw_values, legend_below, series_legend
-from tokenv.plotting.theme import GREEN, ORANGE, PINK, SKY, with_error
+from tokenv.data.corpus import Corpus
+from tokenv.evaluation.evaluator import EvalOptions, evaluate_sequences
+from tokenv.evaluation.loaded_run import LoadedRun
+from tokenv.plotting.figures import (
+    change_handle,
+    date_labels,
+    draw_picture,
+    draw_probabilities,
+    draw_values,
+    legend_below,
+    series_legend,
+)
+from tokenv.plotting.theme import BLUE, GREEN, ORANGE, PINK, SKY, with_error
 from tokenv.series.contexts import Array
 from tokenv.series.forecaster import ForecastBatch
+from tokenv.series.patches import SeriesExcerpt, make_excerpts
 from tokenv.series.scores import ForecastScore
 
 _TRUTH = "0.15"
@@ -203,3 +216,65 @@ def warnings_of(score: ForecastScore, total: int) -> list[str]:
         f"{score.windows:,} of {total:,} windows do not distinguish the model from {', '.join(near)}: their MSE differ "
         f"by less than {MIN_Z_SCORE:g} standard errors, window by window; windows=0 takes all"
     ]
+
+
+def draw_patches(excerpts: Sequence[SeriesExcerpt], path: Path, *, title: str, context: int = 0) -> Path:
+    """Draw series with their patches as alternating bands, and the boundary probabilities below.
+
+    Args:
+        excerpts: series, from top to bottom.
+        path: PNG file in an existing folder; it is replaced atomically.
+        title: title of the figure, without markup; none if it is empty.
+        context: number of leading steps which are not predicted.
+
+    Returns:
+        ``path``.
+
+    Raises:
+        ValueError: if there is no series.
+        OSError: if the file cannot be written.
+    """
+    if not excerpts:
+        raise ValueError("no series to draw")
+
+    def draw(figure: Figure) -> None:
+        entries = draw_windows(figure, excerpts, context)
+        legend_below(figure, list(entries.values()), list(entries))
+
+    return draw_picture(path, 0.8 + 1.7 * len(excerpts), title, draw)
+
+
+def draw_windows(figure: Figure, excerpts: Sequence[SeriesExcerpt], context: int) -> dict[str, Any]:
+    """Fill an empty figure with series, from top to bottom, each above its boundary probabilities.
+
+    Args:
+        figure: empty figure.
+        excerpts: at least one series; its name is its title.
+        context: number of leading steps which are not predicted.
+
+    Returns:
+        The handles of the legend by name.
+    """
+    axes = figure.subplots(2 * len(excerpts), 1, height_ratios=[3, 1] * len(excerpts), squeeze=False)[:, 0]
+    longest = max(len(excerpt.value) for excerpt in excerpts)
+    for excerpt, above, below in zip(excerpts, axes[::2], axes[1::2], strict=True):
+        value_NC = np.array(excerpt.value, dtype=float)  # None becomes NaN
+        draw_values(above, value_NC, excerpt.action, title=excerpt.name, context=context, gold_N=excerpt.gold)
+        draw_probabilities(below, excerpt.boundary_prob)
+    for each in axes:  # all share the axis below the last
+        each.set_xlim(-0.5, longest - 0.5)
+        each.tick_params(labelbottom=each is axes[-1])
+    axes[-1].set_xlabel("step")
+    entries = series_legend(context=context > 0) | {"boundary probability": Patch(color=BLUE)}
+    if any(excerpt.gold is not None for excerpt in excerpts):
+        entries["true change"] = change_handle()
+    return entries
+
+
+def draw_held_out_patches(trained: LoadedRun, corpus: Corpus, path: Path, *, title: str) -> None:
+    """Draw a few held-out windows of a run with their patches into a PNG file; see ``DataKind.draw_picture``."""
+    count = 4
+    batch = corpus.validation(count)
+    scores = evaluate_sequences(trained.components, batch, EvalOptions(count))
+    excerpts = make_excerpts(batch, scores.boundary_prob_BT, scores.action_BT)
+    draw_patches(excerpts, path, title=title, context=trained.config.data.options.context)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from tokenv.evaluation.evaluator import clustered_standard_error
-from tokenv.lm.codecs.series import SeriesCodec
+from tokenv.series.codec import SeriesCodec
 from tokenv.series.contexts import Array, ContextBatch
 
 MEDIAN = 0.5

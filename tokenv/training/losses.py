@@ -35,8 +35,8 @@ def compute_losses(td: TensorDictBase, components: Components) -> dict[str, Tens
     losses = {"lm": -mean_log_likelihood(td, keys.LOG_LIKELIHOOD, codec, weight)}
     if keys.LOG_LIKELIHOOD_EARLY in td:
         losses["early"] = -mean_log_likelihood(td, keys.LOG_LIKELIHOOD_EARLY, codec)
-    if keys.LOG_LIKELIHOOD_DIRECT in td:
-        losses["direct"] = -_local_ratio(td[keys.LOG_LIKELIHOOD_DIRECT], td[keys.DIRECT_COUNT])
+    if keys.LOG_LIKELIHOOD_AUXILIARY in td:
+        losses["auxiliary"] = -_local_ratio(td[keys.LOG_LIKELIHOOD_AUXILIARY], td[keys.AUXILIARY_COUNT])
     return losses | {
         "policy": mean_over_decisions(td, keys.LOSS_POLICY),
         "rate": mean_over_decisions(td, keys.LOSS_RATE),
@@ -44,7 +44,7 @@ def compute_losses(td: TensorDictBase, components: Components) -> dict[str, Tens
 
 
 def total_loss(losses: dict[str, Tensor], weights: LossConfig) -> Tensor:
-    """Return L = L_auto + l_pi L_pi + l_target L_target + l_early L_early (eq. 27), + l_direct L_direct if present.
+    """Return L = L_auto + l_pi L_pi + l_target L_target + l_early L_early (eq. 27), + l_aux L_aux if present.
 
     L_auto has a weight, too, which the paper has not.
 
@@ -124,8 +124,8 @@ def rollout_metrics(td: TensorDictBase, losses: dict[str, Tensor], components: C
         target = td[keys.TARGET_RATE].double()
         gap = mean_over(td[keys.BOUNDARY_PROB].double(), decisions, -1) - target
         metrics |= {"target_rate": masked_mean(target, decisions), "rate_gap": masked_mean(gap.abs(), decisions)}
-    if "direct" in losses:
-        metrics[f"{codec.unit}_direct"] = losses["direct"] / codec.nats_per_unit
+    if "auxiliary" in losses:
+        metrics[f"{codec.unit}_auxiliary"] = losses["auxiliary"] / codec.nats_per_unit
     if keys.DIAGNOSTICS in td:
         metrics |= {name: masked_mean(value, decisions) for name, value in td[keys.DIAGNOSTICS].items()}
     if keys.ADVANTAGE in td:

@@ -17,6 +17,7 @@ from tokenv.config.hardware import BatchAssignment, prepare
 from tokenv.config.schema import Config, LossConfig
 from tokenv.core import checkpoints
 from tokenv.core.atomic import check_encoding
+from tokenv.core.callbacks import build_callbacks
 from tokenv.core.devices import has_own_memory, is_accelerator
 from tokenv.core.distributed import LostRankError, translate_distributed_errors
 from tokenv.core.processes import GracefulStop
@@ -28,9 +29,6 @@ from tokenv.evaluation.calibration import calibrate, split_for_calibration
 from tokenv.evaluation.evaluator import EvalOptions, evaluate
 from tokenv.evaluation.run_state import Evaluation, History, Log, RunState
 from tokenv.lm.flops import Batch
-from tokenv.series.baseline_models import fit_to_training_steps
-from tokenv.series.forecaster import check_shrinkable, fit_shrinkage, shrink_correction
-from tokenv.series.windows import SeriesData
 from tokenv.training.checkpointing import latest_checkpoint, make_checkpoint, restore
 from tokenv.training.data_parallel import DataParallelGroup, RankStream, apply_fsdp, unsharded
 from tokenv.training.metrics import MetricsLogger, PendingUpdate, UpdateFlops
@@ -183,11 +181,10 @@ class Trainer:
         device = self.ranks.device(config.hardware.device)
         self.components = build_components(config, device, read_files=resume is None, world=self.ranks.size)
         self.device = self.components.lm.head.weight.device
-        if config.train.shrink:
-            check_shrinkable(self.components.lm)
+        self.callbacks = build_callbacks(config.callbacks)
         self.corpus = load_corpus(config.data, progress=self.progress)
-        if resume is None and config.init_from is None and isinstance(self.corpus.dataset, SeriesData):
-            fit_to_training_steps(self.components.lm, self.corpus.dataset)
+        if resume is None and config.init_from is None:
+            config.data.options.prepare_model(self.components.lm, self.corpus.dataset)
         self.held_out = self.corpus.validation(config.validation.sequences)
         if config.validation.calibrate:
             self.held_out, self.calibration = split_for_calibration(self.corpus, config.validation.sequences)
@@ -204,12 +201,15 @@ class Trainer:
         """Train to the end; return the last validation and all metrics."""
         self.components.train()
         with self.metrics, self.open_source() as self.source, GracefulStop() as stop:
+            for callback in self.callbacks:
+                callback.on_train_begin(self)
             if self.finished:  # the run was killed after its last update, before its end was recorded
                 self.save()
             while not self.finished:
                 self.train_step()
-                if self.finished and self.config.train.shrink:
-                    self.shrink()
+                if self.finished:
+                    for callback in self.callbacks:
+                        callback.on_train_end(self)
                 if self.finished or self.crossed(self.config.validation.every_symbols):
                     self.validate()
                 stopping = self.ranks.any(stop.requested)
@@ -276,14 +276,6 @@ class Trainer:
             self.origin = batch.origin
             seed = micro_batch_seed(self.config.seed, self.state.step, number)
             yield PassInput(batch.symbols_on(self.device), seed)
-
-    def shrink(self) -> None:
-        """Shrink the model's correction of its linear path, by the squared error on validation windows."""
-        self.metrics.flush()
-        assert isinstance(self.corpus.dataset, SeriesData)
-        factor = self.ranks.from_rank0(partial(fit_shrinkage, self.components, self.corpus.dataset))
-        shrink_correction(self.components.lm, factor)
-        self.state.record("validation", {"shrinkage": factor}, self.log)
 
     def validate(self) -> None:
         """Evaluate on held-out sequences, and once more calibrated to the target rate if ``calibrate`` is set."""

@@ -32,12 +32,12 @@ from tokenv.compare.report.report_tables import OWN_RATE, rate_columns
 from tokenv.compare.robust_statistics import MIN_SEEDS
 from tokenv.compare.score_statistics import apply_holm
 from tokenv.compare.score_tables import ForecastComparison
-from tokenv.evaluation.boundary_stats import SeriesExcerpt
 from tokenv.evaluation.calibration import CALIBRATED
-from tokenv.evaluation.report import draw_windows
 from tokenv.plotting.characters import escape_line
 from tokenv.plotting.figures import Picture, draw_both, legend_below, short
 from tokenv.plotting.theme import BLUE, GREY, ORANGE
+from tokenv.series.patches import SeriesExcerpt
+from tokenv.series.report import draw_windows
 
 VERDICTS = {"better": BLUE, "worse": ORANGE, "not separable": GREY}
 

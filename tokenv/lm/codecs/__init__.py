@@ -1,3 +1,3 @@
 """Codecs, which define the symbols of the U-Net."""
 
-CODECS = {"bytes": "tokenv.lm.codecs.base:ByteCodec", "series": "tokenv.lm.codecs.series:SeriesCodec"}  # by name
+CODECS = {"bytes": "tokenv.lm.codecs.base:ByteCodec"}  # by name

@@ -23,6 +23,9 @@ class Codec(nn.Module, ABC):
         num_parameters: parameters of one distribution; the size of a head's output.
         unit: unit of reported losses, as in the names of metrics.
         nats_per_unit: nats in one unit.
+        trailing: number of last symbols of a sequence which the auxiliary head predicts at once, from those before
+            them; 0 if each symbol is predicted from those before it. Otherwise no boundary is drawn among them, and
+            nothing before them is predicted, so that an agent may read all of it.
     """
 
     symbol_shape: tuple[int, ...]
@@ -30,6 +33,7 @@ class Codec(nn.Module, ABC):
     num_parameters: int
     unit: str = "nats_per_symbol"
     nats_per_unit: float = 1.0
+    trailing: int = 0
 
     @abstractmethod
     def embed(self, symbol: Tensor) -> Tensor:
@@ -39,23 +43,40 @@ class Codec(nn.Module, ABC):
     def log_prob(self, parameters: Tensor, symbol: Tensor) -> Tensor:
         """Return log-probabilities (or log-densities) in nats: [.., num_parameters], [.., *symbol_shape] -> [..]."""
 
-    def log_prob_horizon(
-        self,
-        parameters: Tensor,
-        symbol: Tensor,
-        target: Tensor,
-        base: Tensor | None = None,
-    ) -> Tensor:
-        """Return log-probabilities of several symbols, each given the symbols up to one, in nats: [.., H].
+    def make_auxiliary_head(self, width: int) -> nn.Module | None:
+        """Build a head which predicts several symbols at once from a hidden state [.., D]; None for no such head."""
+        return None
+
+    def auxiliary_log_prob(
+        self, head: nn.Module, y: Tensor, symbol_BN: Tensor, valid_BT: Tensor
+    ) -> tuple[Tensor, Tensor] | None:
+        """Return the auxiliary head's log-probability of what follows each position, and the number of its terms.
+
+        It is trained beside the next symbol's likelihood. Both are 0 where too few symbols follow.
 
         Args:
-            parameters: parameters of the distribution of each target, [.., H, num_parameters].
-            symbol: last known symbol, [.., *symbol_shape]; ignored by codecs whose distributions depend on it only
-                through the parameters.
-            target: targets, [.., H, *symbol_shape].
-            base: what the linear path of a model predicts, [.., H, C]; only series have one.
+            head: what ``make_auxiliary_head`` has built.
+            y: hidden states, [.., B, T, D].
+            symbol_BN: sequences, [B, N, *symbol_shape], N = T + 1.
+            valid_BT: whether the next symbol is one of the sequence, not padding.
+
+        Returns:
+            [.., B, T] each, the first in nats; None if the sequences are too short for any position.
         """
-        return self.log_prob(parameters, target)
+        raise NotImplementedError(f"{type(self).__name__} has an auxiliary head: write its auxiliary_log_prob")
+
+    def trailing_log_prob(self, head: nn.Module, y: Tensor, symbol_BN: Tensor) -> Tensor:
+        """Return the log-probability in nats of the ``trailing`` last symbols, 0 before, where ``trailing`` is not 0.
+
+        Args:
+            head: what ``make_auxiliary_head`` has built.
+            y: hidden states before them, [.., B, N - trailing, D].
+            symbol_BN: sequences, [B, N, *symbol_shape].
+
+        Returns:
+            [.., B, T], T = N - 1; position i has that of symbol i + 1.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has trailing symbols: write its trailing_log_prob")
 
     def loss_mask(self, symbol: Tensor) -> Tensor | None:
         """Return the number of terms in a likelihood: [.., *symbol_shape] -> int64 [..]; None if always one."""

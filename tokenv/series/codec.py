@@ -7,7 +7,10 @@ predicted, are K further rows of a symbol, [C + K, 5], whose likelihood does not
 them, by statistics of the training steps.
 """
 
+from __future__ import annotations
+
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,8 +18,8 @@ from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
 from tokenv.lm.codecs.base import Codec
-from tokenv.lm.codecs.densities import Bins, Density, Gaussian, LogisticMixture, StudentT
 from tokenv.lm.layers import Linear
+from tokenv.series.densities import Bins, Density, Gaussian, LogisticMixture, StudentT
 
 VALUE, LOCATION, SCALE, COUNTED, LAST = range(5)
 DENSITIES = ("gaussian", "student_t", "logistic_mixture", "bins")
@@ -51,6 +54,31 @@ def predict_linear(symbol_BL: Tensor, weight_FH: Tensor) -> Tensor:
     return (F.pad(value_BCL, (0, 1), value=1.0) @ weight_FH.to(value_BCL.dtype)).mT
 
 
+class DirectHead(nn.Module):
+    """Linear map from a hidden state to the parameters of the next H symbols' distributions.
+
+    Args:
+        width: model width D.
+        horizon: number of symbols H.
+        num_parameters: parameters P of one distribution.
+        linear_path: steps of the linear path, at which the head starts; 0 for none.
+    """
+
+    linear_path: Tensor
+
+    def __init__(self, width: int, horizon: int, num_parameters: int, linear_path: int) -> None:
+        super().__init__()
+        self.horizon = horizon
+        self.projection = Linear(width, horizon * num_parameters)
+        if linear_path:
+            self.register_buffer("linear_path", torch.zeros(linear_path + 1, horizon))
+            nn.init.zeros_(self.projection.weight)
+
+    def forward(self, y: Tensor) -> Tensor:
+        """Return the parameters of each symbol's distribution: [.., D] -> [.., H, P]."""
+        return self.projection(y).unflatten(-1, (self.horizon, -1))
+
+
 class SeriesCodec(Codec):
     """Real-valued symbols of C channels, whose density factorises over the channels given the past.
 
@@ -67,9 +95,17 @@ class SeriesCodec(Codec):
         residual: whether the density is that of the difference from the last known value, not from the frame's
             location; for series whose level drifts.
         covariates: values K of one symbol which are only read.
+        horizon: symbols H which a direct head predicts at once from every position, besides the next one; 0 for no
+            such head.
+        direct: whether only the last ``horizon`` symbols of a sequence are predicted, at once and by that head, from
+            the history before them (``Codec.trailing``). Every likelihood is then the direct head's.
+        linear_path: last steps of the history from which a linear map, too, predicts the ``horizon``, with ``direct``;
+            0 for no such map. It is DLinear, fitted to the training windows before the first update and not trained
+            (``tokenv.series.baseline_models``); the direct head starts at it and learns what it misses.
 
     Raises:
-        ValueError: an unknown density, or a size out of range.
+        ValueError: an unknown density, a size out of range, ``direct`` without a horizon, or ``linear_path`` without
+            ``direct``.
     """
 
     covariate_mean: Tensor
@@ -88,8 +124,26 @@ class SeriesCodec(Codec):
         reach: float = 5.0,
         residual: bool = False,
         covariates: int = 0,
+        horizon: int = 0,
+        direct: bool = False,
+        linear_path: int = 0,
     ) -> None:
         super().__init__()
+        if horizon < 0:
+            raise ValueError(f"codec.horizon = {horizon}: expected 0 or more")
+        if direct and not horizon:
+            raise ValueError(
+                "codec.direct = True with codec.horizon = 0: expected symbols to predict at once, such as 24"
+            )
+        if linear_path < 0:
+            raise ValueError(f"codec.linear_path = {linear_path}: expected 0 or more")
+        if linear_path and not direct:
+            raise ValueError(f"codec.linear_path = {linear_path} without codec.direct: expected codec.direct=True")
+        self.horizon = horizon
+        self.direct = direct
+        self.linear_path = linear_path
+        if direct:
+            self.trailing = horizon
         if channels < 1:
             raise ValueError(f"codec.channels = {channels}: expected at least 1")
         if density not in DENSITIES:
@@ -143,17 +197,62 @@ class SeriesCodec(Codec):
             base = (symbol[..., LAST] - symbol[..., LOCATION]) / symbol[..., SCALE]
         return self._log_prob(parameters, symbol, base)
 
-    def log_prob_horizon(
+    def make_auxiliary_head(self, width: int) -> DirectHead | None:
+        """Build the direct head if there is a horizon."""
+        if not self.horizon:
+            return None
+        return DirectHead(width, self.horizon, self.num_parameters, self.linear_path)
+
+    def auxiliary_log_prob(
+        self, head: nn.Module, y: Tensor, symbol_BN: Tensor, valid_BT: Tensor
+    ) -> tuple[Tensor, Tensor] | None:
+        """Return the direct head's log-probability of the next H symbols from every position; see ``Codec``."""
+        positions = valid_BT.shape[1] - self.horizon + 1
+        if positions < 1:
+            return None
+        target_BSH = symbol_BN[:, 1:].unfold(1, self.horizon, 1).movedim(-1, 2)
+        complete_BS = valid_BT[:, -positions:]
+        log_prob = self._direct_log_prob(head, y[..., :positions, :], symbol_BN[:, :positions], target_BSH)
+        log_prob = log_prob.sum(-1).where(complete_BS, 0.0)
+        count_BS = complete_BS * self.loss_mask(target_BSH).sum(-1)
+        rest = (0, self.horizon - 1)
+        count_BT = F.pad(count_BS, rest)
+        return F.pad(log_prob, rest), count_BT.expand(y.shape[:-1])
+
+    def trailing_log_prob(self, head: nn.Module, y: Tensor, symbol_BN: Tensor) -> Tensor:
+        """Return the direct head's log-probability of the last H symbols, given the history; see ``Codec``."""
+        known = symbol_BN.shape[1] - self.horizon
+        base = self.linear_forecast(head, symbol_BN[:, :known])
+        log_prob = self._direct_log_prob(head, y[..., -1, :], symbol_BN[:, known - 1], symbol_BN[:, known:], base)
+        return F.pad(log_prob, (known - 1, 0))
+
+    def linear_forecast(self, head: Any, history_BL: Tensor) -> Tensor | None:
+        """Return what the linear path predicts, in units of the frame: [B, L, C + K, 5] -> [B, H, C]; None without one.
+
+        It reads the last ``linear_path`` steps; see ``predict_linear``.
+        """
+        if not self.linear_path:
+            return None
+        return predict_linear(self.predicted(history_BL), head.linear_path)
+
+    def _direct_log_prob(
         self,
-        parameters: Tensor,
+        head: nn.Module,
+        y: Tensor,
         symbol: Tensor,
         target: Tensor,
         base: Tensor | None = None,
     ) -> Tensor:
-        """Return log-densities in nats, [.., H, C * P], [.., C + K, 5], [.., H, C + K, 5] -> [.., H]; see ``Codec``."""
+        """Return log-densities of H symbols: [K, .., D], [.., C + K, 5], [.., H, C + K, 5] -> [K, .., H] in nats.
+
+        ``base`` is the zero of the densities, [.., H, C]; None for that which follows from the symbol before them.
+        """
+        samples = y.shape[: y.dim() - target.dim() + len(self.symbol_shape)]
         if base is None and self.residual:
-            base = self.base(symbol).unsqueeze(-2)
-        return self._log_prob(parameters, self.predicted(target), base)
+            last = symbol.expand(*samples, *symbol.shape)
+            base = self.base(last).unsqueeze(-2)
+        target = target.expand(*samples, *target.shape)
+        return self._log_prob(head(y), self.predicted(target), base)
 
     def _log_prob(self, parameters: Tensor, symbol: Tensor, base: Tensor | None) -> Tensor:
         raw = self._raw(parameters)
