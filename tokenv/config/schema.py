@@ -253,8 +253,8 @@ class Config:
         imitation: what the policy imitates before it learns from rewards; nothing by default.
         loss: weights of the losses.
         train: length and optimizer.
-        callbacks: ``name`` and options of each callback, in a list such as ``[{"name": "shrink"}]``: what is done before
-            and after training.
+        callbacks: ``name`` and options of each callback, in a list such as ``[{"name": "shrink"}]``, which act
+            before and after training.
         validation: schedule and size of the validation.
         checkpoint: schedule and number of checkpoints.
         hardware: device and precision.
