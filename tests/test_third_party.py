@@ -62,7 +62,7 @@ def test_its_callback_acts_before_and_after_training(site, tmp_path, tiny_settin
     assert before != after
     wrong = run(site, tmp_path, "-m", "tokenv", "train", "with", "c.yaml", "callbacks=[{'name': 'largest'}]")
     assert wrong.returncode == 2
-    assert "callbacks.name = 'largest' is unknown: did you mean largest_weight?" in wrong.stderr
+    assert "callbacks.name = 'largest' is unknown: did you mean 'largest_weight'?" in wrong.stderr
 
 
 @pytest.mark.slow
