@@ -1,0 +1,73 @@
+"""Time series are a plug-in: without their folder a text model trains, and the core's tests pass."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("agents", "core", "data", "env", "estimators", "lm", "training")  # of the core's tests
+BLOCKED = """
+import sys
+
+sys.modules["tokenv.series"] = None  # an editable installation would find it elsewhere
+"""
+TRAIN = """
+import sys
+
+import blocked
+from pathlib import Path
+from tokenv.config.files import resolve
+from tokenv.training.trainer import train
+
+updates = {"data": {"source": "words", "seq_len": 64}, "train": {"symbols": 2048, "batch_size": 4}}
+updates |= {"model": {"width": 16, "heads": 2}, "validation": {"sequences": 4}}
+evaluation, _ = train(resolve(["quick"], updates), Path("checkpoints"), lambda *_: None)
+assert 0 < evaluation.loss < 20
+assert not [name for name in sys.modules if name.startswith("tokenv.series.")]
+"""
+
+
+@pytest.fixture(scope="module")
+def without_series(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a copy of the project which lacks ``tokenv/series``."""
+    folder = tmp_path_factory.mktemp("core") / "tokenv"
+    unread = shutil.ignore_patterns(".*", "runs", "__pycache__", "series")
+    for name in ("tokenv", "agents", "estimators", "configs", "tests"):
+        shutil.copytree(ROOT / name, folder / name, ignore=unread)
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, folder / name)
+    (folder / "blocked.py").write_text(BLOCKED)
+    return folder
+
+
+def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
+    return subprocess.run(
+        [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def test_a_text_model_trains_without_series(without_series: Path) -> None:
+    found = run(without_series, "-c", "import tokenv.data; print(tokenv.data.__file__)").stdout
+    assert found.startswith(str(without_series))
+    assert not (without_series / "tokenv" / "series").exists()
+    done = run(without_series, "-c", TRAIN)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_the_tests_of_the_core_pass_without_series(without_series: Path) -> None:
+    """Tests which name series are left out, and those through the command line, whose ``forecast`` is of series."""
+    files = []
+    for name in FOLDERS:
+        for file in sorted((without_series / "tests" / name).glob("test_*.py")):
+            if not re.search(r"series|tokenv\.(cli|compare|library|lab)", file.read_text(), re.IGNORECASE):
+                files.append(str(file))
+    assert len(files) > 20
+    done = run(without_series, "-m", "pytest", "-q", "-x", "-p", "blocked", *files)
+    assert done.returncode == 0, done.stdout[-3000:]
