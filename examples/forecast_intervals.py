@@ -18,11 +18,11 @@ def main(run: str, table: str, windows: int = 20, level: int = 80) -> tuple[pd.D
     model = tokenv.load(run)
     date = model.config.data.options.date
     frame = pd.read_csv(table, parse_dates=[date] if date else None)
-    known = model.cross_validate(frame, model.config.codec.horizon or 24, windows)
+    known = model.cross_validate(frame, model.lm.codec.horizon or 24, windows)
     late = known.groupby(["unique_id", "cutoff"]).ngroup() % windows >= windows // 2
     scored = tokenv.conformal_intervals(known[late], known[~late], level=level)
     inside = scored["y"].between(scored[f"mean-lo-{level}"], scored[f"mean-hi-{level}"])
-    future = model.forecast(frame, model.config.codec.horizon or 24)
+    future = model.forecast(frame, model.lm.codec.horizon or 24)
     return scored, inside.groupby(scored["unique_id"]).mean(), tokenv.conformal_intervals(future, known, level=level)
 
 
