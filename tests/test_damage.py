@@ -10,7 +10,7 @@ import pytest
 import torch
 from tiny import settings
 
-from tokenv.cli.options import stored_config
+from tokenv.config.commands import stored_config
 from tokenv.config.files import resolve
 from tokenv.config.hardware import prepare, set_threads
 from tokenv.config.schema import HardwareConfig

@@ -90,7 +90,7 @@ def test_every_command_is_an_experiment(command: str, tiny_words: list[str]) -> 
 
 
 def test_another_word_is_one_message() -> None:
-    with pytest.raises(UserError, match="no experiment 'trian': did you mean 'train'"):
+    with pytest.raises(UserError, match="command = 'trian' is unknown: did you mean 'train'"):
         experiment("trian")
     with pytest.raises(UserError, match="no configuration 'quik'"):
         experiment("train", "quik")

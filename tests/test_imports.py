@@ -46,7 +46,6 @@ ALLOWED = {
         "config",
         "evaluation",
         "training",
-        "series",
         "lab",
         "compare",
         "library",

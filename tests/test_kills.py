@@ -31,7 +31,7 @@ pytestmark = pytest.mark.slow
 KILLS = int(os.environ.get("TOKENV_KILLS", "12"))
 IN_A_ROW = 3  # then a run is left alone until its end
 CONTEXT: Any = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["test_kills", "tokenv.cli.train", "tokenv.cli.compare", "tokenv.cli.lab"])
+CONTEXT.set_forkserver_preload(["test_kills", "tokenv.cli.train", "tokenv.compare.report.page"])
 Line = tuple[str, list[str]]
 
 

@@ -1,5 +1,6 @@
-"""A package of somebody else's, with a new baseline in under twenty lines, is installed, named, trained and checked."""
+"""A package of somebody else's, with a baseline in under twenty lines and a command, is installed, used and checked."""
 
+import json
 import os
 import shutil
 import subprocess
@@ -63,6 +64,42 @@ def test_its_callback_acts_before_and_after_training(site, tmp_path, tiny_settin
     wrong = run(site, tmp_path, "-m", "tokenv", "train", "with", "c.yaml", "callbacks=[{'name': 'largest'}]")
     assert wrong.returncode == 2
     assert "callbacks.name = 'largest' is unknown: did you mean 'largest_weight'?" in wrong.stderr
+
+
+def test_its_command_stands_beside_ours(site, tmp_path):
+    shown = run(site, tmp_path, "-m", "tokenv", "--help").stdout
+    assert "tokenv count      Count the letters of a word: with word=…. (from median_baseline.count:Count)" in shown
+    assert "tokenv broken     cannot be used: there is no module median_baseline.nowhere" in shown
+    options = run(site, tmp_path, "-m", "tokenv", "count", "--help").stdout.splitlines()
+    assert any(line.startswith("  times = 1") and "number by which they are multiplied" in line for line in options)
+    assert any(line.startswith("  word ") for line in options)
+
+
+def test_its_command_runs_as_ours_do(site, tmp_path):
+    done = run(site, tmp_path, "-m", "tokenv", "count", "with", "word=1e3", "times=2", "-F", "here")
+    assert done.returncode == 0, done.stderr
+    assert "1e3 has 3 letters" in done.stdout
+    assert json.loads((tmp_path / "here" / "1" / "run.json").read_text())["result"] == 6
+    assert json.loads((tmp_path / "here" / "1" / "config.json").read_text())["word"] == "1e3"
+    assert (tmp_path / "here" / "1" / "word.txt").read_text() == "1e3"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("count with word=a tims=2", "command line: unknown key tims: did you mean 'times'?"),
+        ("count with word=a times=0", "times = 0: expected a whole number of at least 1"),
+        ("count", "word is missing: expected text"),
+        ("coun", "unknown command 'coun': did you mean 'count'?"),
+        ("broken", "command = 'broken' cannot be imported from median_baseline.nowhere: No module named"),
+        ("broken --help", "command = 'broken' cannot be imported from median_baseline.nowhere: No module named"),
+    ],
+)
+def test_mistakes_are_one_message(words, message, site, tmp_path):
+    done = run(site, tmp_path, "-m", "tokenv", *words.split())
+    assert done.returncode == 2
+    assert done.stderr.startswith(f"tokenv: {message}")
+    assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.slow

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import yaml
 
-from tokenv.cli.lab import resolve_variance
+from tokenv.cli.lab import Variance
 from tokenv.cli.main import run_command
-from tokenv.cli.options import stored_config
 from tokenv.compare.command import resolve_comparison
 from tokenv.compare.scheduler import run_all
 from tokenv.compare.store import finished_run
 from tokenv.config import registry
+from tokenv.config.commands import stored_config
 from tokenv.config.files import resolve
 from tokenv.core import checkpoints, trust
 from tokenv.core.checkpoints import write_json
@@ -132,11 +132,11 @@ def test_nor_does_variance_run_what_a_stored_comparison_names(code: str, tmp_pat
         options = {"config": resolve(["quick"], {}).as_dict(), "estimators": ["rloo"], "reference": "rloo"}
         write_json(Path("options.json"), options | {key: value}, "options.json")
         with pytest.raises(UserError, match=rf"options.json names code, '{code}:agent'"):
-            resolve_variance([], {"resume": "."})
+            Variance.resolve([], {"resume": "."})
     for damaged in ("", "[]", "{}", '{"config": {}, "estimators": 3, "reference": ""}'):
         Path("options.json").write_text(damaged)
         with pytest.raises(UserError, match=r"options\.json is damaged"):
-            resolve_variance([], {"resume": "."})
+            Variance.resolve([], {"resume": "."})
     assert not (tmp_path / "imported").exists()
 
 

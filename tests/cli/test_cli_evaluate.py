@@ -8,7 +8,9 @@ import pytest
 from tokenv.cli.main import run_command
 
 
-def test_evaluate_and_generate(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluate_and_generate(
+    trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     results = run_command("evaluate", ["with", f"run={trained}", "sequences=6", "batch_size=4"])
     assert results["sampled"]["bits_per_byte"] > 0
     assert results["thresholded"]["boundary_rate"] <= results["sampled"]["boundary_rate"]
@@ -25,6 +27,7 @@ def test_evaluate_and_generate(trained: Path, capsys: pytest.CaptureFixture[str]
     assert other["boundary_f1"] is None
     with pytest.raises(ValueError, match=r"unknown key data\.sorce: did you mean 'source'"):
         run_command("evaluate", ["with", f"run={trained}", "data.sorce=other.txt"])
+    monkeypatch.setattr("tokenv.data.corpus.load_corpus", None)  # the corpus is not read for it
     with pytest.raises(ValueError, match="a corpus of text has no test side"):
         run_command("evaluate", ["with", f"run={trained}", "split=test"])
     wanted = ["with", f"run={trained}", "text=ab", "max_new_tokens=5", "temperature=0", "json=written.json"]

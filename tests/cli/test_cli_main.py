@@ -1,5 +1,6 @@
 """The command line: usage, loaded modules, and messages for mistakes."""
 
+import dataclasses
 import re
 import shlex
 import subprocess
@@ -9,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from tokenv.cli import main
-from tokenv.cli.commands import COMMANDS, EXPERIMENTS, USAGE, load_experiment
+from tokenv.cli.command_registry import COMMANDS, load_command
 from tokenv.cli.main import run_command
+from tokenv.cli.usage import FUNCTIONS, overview
 from tokenv.core.errors import UserError
 
 ROOT = Path(__file__).parents[2]
@@ -18,12 +20,12 @@ HEAVY = ("torch", "torchrl", "sacred", "matplotlib")
 
 
 def test_every_command_has_a_line_and_every_experiment_its_command() -> None:
-    for name in COMMANDS:
-        assert f"\n  tokenv {name}" in USAGE
-    for name in EXPERIMENTS:
-        assert load_experiment(name).name == name
-    with pytest.raises(UserError, match="no experiment 'tune'"):
-        load_experiment("tune")
+    for name in (*COMMANDS.names(), *FUNCTIONS):
+        assert f"\n  tokenv {name}" in overview()
+    for name in COMMANDS.names():
+        assert dataclasses.is_dataclass(load_command(name))
+    with pytest.raises(UserError, match="command = 'tune' is unknown"):
+        load_command("tune")
 
 
 @pytest.mark.parametrize(
@@ -40,7 +42,7 @@ runpy.run_module({module!r}, run_name="__main__")
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == status
     assert done.stdout.endswith("loaded: []\n")
-    expected = USAGE if status == 0 else "tokenv: unknown command 'trian': did you mean 'train'?"
+    expected = overview() if status == 0 else "tokenv: unknown command 'trian': did you mean 'train'?"
     assert expected in done.stdout + done.stderr
 
 
@@ -58,7 +60,7 @@ runpy.run_module({module!r}, run_name="__main__")
         (["train", "with", "data.source=pyhton"], "python"),
         (["train", "with", "agent.name=lerned"], "agent.name = 'lerned' is unknown"),
         (["train", "with", "agent.nme=uniform"], "agent.nme is no option of agent 'learned': did you mean 'name'?"),
-        (["segment", "with", "run=runs/1"], 'expected one of text="..." and file=PATH'),
+        (["segment", "with", "run=runs/1"], "no complete checkpoint in runs/1"),
         (["segment", "with", "text=a"], "run is missing"),
         (["segment", "with", "run=runs/1", "file=no.txt"], "there is no such file"),
         (["evaluate", "with", "run=runs/1", "checkpoint=last"], "expected best or latest"),
@@ -115,10 +117,9 @@ def test_advice_is_a_command_line_that_works(
     assert found is not None
     assert found[1] == advice
     _, name, *words = shlex.split(advice)
-    command = load_experiment(name)
     seen = []
-    monkeypatch.setattr(command, "work", lambda options, _: seen.append(options))
-    monkeypatch.setattr("tokenv.cli.options.run_folders.find", lambda *_: tmp_path)
+    monkeypatch.setattr(load_command(name), "work", lambda command, _: seen.append(command))
+    monkeypatch.setattr("tokenv.core.run_folders.find", lambda *_: tmp_path)
     run_command(name, words)
     assert len(seen) == 1
 
@@ -158,7 +159,7 @@ def test_help_of_a_command_names_sacreds_flags(capsys: pytest.CaptureFixture[str
         run_command("segment", words)
         shown = capsys.readouterr().out
         assert "\n  tokenv segment [(with UPDATE...)] [options]\n" in shown
-        assert "draw token boundaries in a text (or file=…), in colour\n" in shown
+        assert "Draw token boundaries in a text, in colour: with run=runs/7" in shown
         assert "--file_storage" in shown
         assert "dummy" not in shown
 

@@ -14,41 +14,35 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenv.cli import main
-from tokenv.cli.commands import COMMANDS, USAGE
+from tokenv.cli.command_registry import COMMANDS
+from tokenv.cli.evaluate import Evaluate
 from tokenv.cli.help import KINDS, command_keys, print_help
+from tokenv.cli.inference import Generate, Segment, Serve
 from tokenv.cli.main import run_command
-from tokenv.cli.options import (
-    EvaluateOptions,
-    ForecastOptions,
-    GenerateOptions,
-    SegmentOptions,
-    ServeOptions,
-    TrainOptions,
-)
+from tokenv.cli.train_command import Train
+from tokenv.cli.usage import FUNCTIONS, overview, summaries
 from tokenv.compare.command import parse_comparison_arguments
 from tokenv.compare.config import CompareOptions
 from tokenv.config.files import config_path
 from tokenv.config.literals import read_words
 from tokenv.config.registry import AGENTS, CODECS, ESTIMATORS, RATE_TARGETS, find
-from tokenv.core.atomic import check_output
+from tokenv.core.atomic import output
 from tokenv.core.conversion import SECTION_TEXTS, parameters
 from tokenv.core.errors import UserError
 from tokenv.lab.config import BenchOptions, VarianceOptions
+from tokenv.series.forecast_command import Forecast
 
 TEXT_KEYS = [
-    *((SegmentOptions, key) for key in ("text", "file", "run", "out", "json")),
-    *((GenerateOptions, key) for key in ("text", "stop")),
-    *((EvaluateOptions, key) for key in ("tasks", "data.source", "task_files.lambada")),
-    *((ForecastOptions, key) for key in ("csv", "out", "peers")),
-    *(
-        (TrainOptions, key)
-        for key in ("resume", "data.source", "data.column", "init_from", "agent.name", "agent.pretrained")
-    ),
+    *((Segment, key) for key in ("text", "file", "run", "out", "json")),
+    *((Generate, key) for key in ("text", "stop")),
+    *((Evaluate, key) for key in ("tasks", "data.source", "task_files.lambada")),
+    *((Forecast, key) for key in ("csv", "out", "peers")),
+    *((Train, key) for key in ("resume", "data.source", "data.column", "init_from", "agent.name", "agent.pretrained")),
     *((CompareOptions, key) for key in ("store", "reference", "common.data.source", "methods.a.agent.tokenizer")),
     *((CompareOptions, key) for key in ("protocols.a.common.init_from", "protocols.a.reference", "only", "runs")),
     *((VarianceOptions, key) for key in ("run", "reference", "data.source")),
     *((BenchOptions, key) for key in ("out", "data.source")),
-    (ServeOptions, "host"),
+    (Serve, "host"),
 ]
 LIKE_VALUES = [
     "1e3",
@@ -77,10 +71,10 @@ def read(kind: type, word: str, *sections: str) -> Any:
 
 def test_a_configuration_file_may_lie_in_a_folder_with_an_equals_sign(tmp_path: Path) -> None:
     path = tmp_path / "learning_rate=0.1" / "run.yaml"
-    assert read_words([f"{path}"], TrainOptions)[1] == []  # a key, as long as there is no such file
+    assert read_words([f"{path}"], Train)[1] == []  # a key, as long as there is no such file
     path.parent.mkdir()
     path.write_text("seed: 1")
-    assert read_words([f"{path}", "seed=2"], TrainOptions) == ({"seed": 2}, [f"{path}"])
+    assert read_words([f"{path}", "seed=2"], Train) == ({"seed": 2}, [f"{path}"])
 
 
 @pytest.mark.parametrize(("kind", "key"), TEXT_KEYS)
@@ -92,14 +86,14 @@ def test_texts_of_text_keys_are_not_changed(kind: type, key: str) -> None:
 @given(st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0")))
 def test_any_text_is_not_changed(text: str) -> None:
     if text != "null":
-        assert read(SegmentOptions, f"text={text}", "text") == text
+        assert read(Segment, f"text={text}", "text") == text
 
 
 def test_null_and_keys_of_other_types() -> None:
-    assert read(SegmentOptions, "out=null", "out") is None
-    assert read(SegmentOptions, "tokens=1e3", "tokens") == 1000
-    assert read(TrainOptions, "agent.window=3", "agent", "window") == 3
-    assert read(TrainOptions, "agent={'name': 'learned'}", "agent") == {"name": "learned"}
+    assert read(Segment, "out=null", "out") is None
+    assert read(Segment, "tokens=1e3", "tokens") == 1000
+    assert read(Train, "agent.window=3", "agent", "window") == 3
+    assert read(Train, "agent={'name': 'learned'}", "agent") == {"name": "learned"}
     assert read(CompareOptions, "tune={'rate': [0.1]}", "tune") == {"rate": [0.1]}
 
 
@@ -138,6 +132,8 @@ def test_text_options_of_sections_are_listed() -> None:
 
 
 def test_segment_cuts_the_text_that_was_typed(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UserError, match=r'expected one of text="\.\.\." and file=PATH'):
+        run_command("segment", ["with", f"run={trained}"])
     for text in ("1e3", "None", "'a b'"):
         assert run_command("segment", ["with", f"run={trained}", f"text={text}", "out=null"])["characters"] == len(text)
         assert text in capsys.readouterr().out.replace("│", "")
@@ -150,7 +146,7 @@ POINTER = re.compile(
 
 def check_pointer(command: str, words: list[str]) -> None:
     """Parse a command line without running it."""
-    assert command in COMMANDS, command
+    assert command in (*COMMANDS.names(), *FUNCTIONS), command
     if command == "list":
         run_command(command, words[:1])
         return
@@ -166,22 +162,22 @@ def check_pointer(command: str, words: list[str]) -> None:
             config_path(word)
 
 
-@pytest.mark.parametrize("command", ["", *COMMANDS])
+@pytest.mark.parametrize("command", ["", *COMMANDS.names(), *FUNCTIONS])
 def test_command_lines_in_help_are_valid(command: str, capsys: pytest.CaptureFixture[str]) -> None:
     if command:
-        print_help(command)
-    text = re.sub(r"\s+", " ", capsys.readouterr().out) if command else USAGE
+        print_help(command, summaries()[command])
+    text = re.sub(r"\s+", " ", capsys.readouterr().out) if command else overview()
     found = POINTER.findall(text)
     assert found
     for name, words in found:
-        if name in COMMANDS or command == "":
+        if name in COMMANDS.names() or command == "":
             prose = [word for word in shlex.split(words) if "=" in word or word in (*KINDS, "with")]
             check_pointer(name, prose)
 
 
 @pytest.mark.parametrize("command", ["segment", "train", "bench"])
 def test_help_lists_keys_before_flags(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    print_help(command)
+    print_help(command, summaries()[command])
     shown = capsys.readouterr().out
     assert shown.startswith(f"tokenv {command}: ")
     assert shown.index("\nKeys, as ") < shown.index("--file_storage")
@@ -273,8 +269,9 @@ def test_an_output_file_is_checked_before_the_work(path: str, command: str, key:
 
 
 def test_names_of_files_without_endings_may_be_those_of_folders(tmp_path: Path) -> None:
+    check = output(".csv", ".png")["check"]
     (tmp_path / "made").mkdir()
-    check_output("out", str(tmp_path / "made"), ".csv", ".png")
+    check("out", str(tmp_path / "made"))
     (tmp_path / "made.png").mkdir()
     with pytest.raises(UserError, match="expected the name of a file"):
-        check_output("out", str(tmp_path / "made"), ".csv", ".png")
+        check("out", str(tmp_path / "made"))

@@ -14,9 +14,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenv.cli.compare import COMMAND
+from tokenv.cli.compare import Compare
 from tokenv.cli.main import run_command
-from tokenv.cli.train import TrainOptions
+from tokenv.cli.train_command import Train
 from tokenv.compare.command import load_compared_run, resolve_comparison
 from tokenv.compare.comparison import group_into_methods
 from tokenv.compare.config import EvaluationRequest
@@ -155,7 +155,7 @@ def test_runs_are_found_by_what_they_are(comparison, tiny_settings):
 
 
 def test_a_stored_run_is_read_whatever_options_its_command_has(comparison):
-    stored = {field.name for field in fields(TrainOptions)} - {"config"}
+    stored = {field.name for field in fields(Train)} - {"config"}
     assert stored == set(COMMAND_OPTIONS)
     run_command("train", ["with", "tiny.yaml", "agent.name=uniform", "title=Ours"])
     assert read_run(comparison / "runs" / "1").finished
@@ -267,7 +267,7 @@ def test_bad_options_are_told_before_work_starts(comparison, words, message):
 @pytest.mark.parametrize(("more", "store"), [([], "elsewhere"), (["store=named"], "named")])
 def test_runs_go_where_the_flag_says_unless_a_store_is_named(comparison, monkeypatch, more, store):
     seen = []
-    monkeypatch.setattr(COMMAND, "work", lambda options, _: seen.append(options.store))
+    monkeypatch.setattr(Compare, "work", lambda command, _: seen.append(command.store))
     run_command("compare", ["with", "both.yaml", *more, "-F", "elsewhere"])
     assert seen == [store]
 

@@ -280,5 +280,5 @@ def test_text_has_no_forecast(tiny_settings, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     words = [f"{section}.{key}={value}" for section, of in tiny_settings.items() for key, value in of.items()]
     run_command("train", ["with", *words])
-    with pytest.raises(ValueError, match="is of text: expected a run of series"):
+    with pytest.raises(ValueError, match="expected series, this command knows nothing else"):
         run_command("forecast", ["with", "run=runs/1"])

@@ -189,7 +189,7 @@ def test_where_it_cannot_listen() -> None:
     [
         (["run={run}/none"], "no complete checkpoint in .*/none"),
         (["run={run}", "port=70000"], "port = 70000: expected 0"),
-        (["run={run}", "host="], "host is empty"),
+        (["run={run}", "host="], "host = '': expected an address of this machine"),
         (["run={run}", "other_runs=['{run}']"], "expected other runs than"),
         (["run={run}", "json=a"], "unknown key json"),
         (["run={run}", "port={port}"], "in use"),

@@ -22,14 +22,16 @@ import pyarrow.parquet as pq
 import zstandard
 from shrunk import CONFIGS
 
+from tokenv.cli.evaluate import Evaluate
+from tokenv.cli.inference import Generate, Segment, Serve
 from tokenv.cli.main import main
-from tokenv.cli.options import EvaluateOptions, ForecastOptions, GenerateOptions, SegmentOptions, ServeOptions
 from tokenv.compare.config import CompareOptions
 from tokenv.config.registry import AGENTS, ESTIMATORS, RATE_TARGETS
 from tokenv.config.schema import Config
 from tokenv.data.corpus import load_corpus
 from tokenv.lab.config import BenchOptions, VarianceOptions
 from tokenv.series.config import ForecastRequest
+from tokenv.series.forecast_command import Forecast
 
 SECONDS = 20
 TEXTS, RUN, SERIES_RUN = "texts", "run", "series-run"
@@ -105,11 +107,11 @@ NASTY = [
     *("[0.1, 0.5]", "[0.5, 0.1]", "[nan]", "[1e999]", "['0.1']", "python", "words", "regimes", "hub:", "quick", "-u"),
 ]
 OPTIONS = {
-    "segment": SegmentOptions,
-    "serve": ServeOptions,
-    "evaluate": EvaluateOptions,
-    "generate": GenerateOptions,
-    "forecast": ForecastOptions,
+    "segment": Segment,
+    "serve": Serve,
+    "evaluate": Evaluate,
+    "generate": Generate,
+    "forecast": Forecast,
     "train": None,
     "compare": CompareOptions,
     "variance": VarianceOptions,
@@ -451,15 +453,15 @@ def _read_data(options, _record):
 def nothing_works(monkeypatch):
     """Every command stops where its work would begin."""
     stubs = {
-        "tokenv.cli.train.COMMAND.work": _read_data,
-        "tokenv.cli.compare.COMMAND.work": lambda *_: {},
-        "tokenv.cli.lab.VARIANCE.work": lambda *_: {},
-        "tokenv.cli.lab.bench": _valid,
-        "tokenv.cli.lab.bench_forecasts": _valid,
-        "tokenv.cli.inference.listen": _valid,
-        "tokenv.cli.evaluate.evaluate": _valid,
+        "tokenv.cli.train_command.Train.work": _read_data,
+        "tokenv.cli.compare.Compare.work": lambda *_: {},
+        "tokenv.cli.lab.Variance.work": lambda *_: {},
+        "tokenv.lab.speed.bench": _valid,
+        "tokenv.lab.speed.bench_forecasts": _valid,
+        "tokenv.library.server.listen": _valid,
+        "tokenv.evaluation.evaluator.evaluate": _valid,
         "tokenv.evaluation.loaded_run.generate": _valid,
-        "tokenv.cli.forecast.make_forecasts": _valid,
+        "tokenv.series.forecaster.make_forecasts": _valid,
         "tokenv.cli.sacred.source_files": list,
     }
     for name, stub in stubs.items():

@@ -24,7 +24,7 @@ CHECKS: dict[str, Callable[..., list[str] | None]] = {  # by section of a config
 
 
 def check(arguments: list[str]) -> None:
-    """Check a component, and print what was checked and what was not.
+    """Check an estimator, agent, rate target or codec of your own, or of ours: ``mytrick:mine gamma=1.0``.
 
     Args:
         arguments: its name, or ``package.module:attribute``, which may lie in the current folder; options of its

@@ -5,72 +5,177 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, replace
-from functools import partial
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tokenv.cli.options import EvaluateOptions, check_text, resolve_options
-from tokenv.cli.sacred import Command, Record
-from tokenv.config.files import merge
-from tokenv.config.hardware import prepare
+from tokenv.config.commands import Record, check_kind
+from tokenv.config.files import COMMAND_LINE, merge
 from tokenv.core import trust
-from tokenv.core.conversion import from_dict
-from tokenv.core.errors import UserError
-from tokenv.core.sequences import SequenceBatch
+from tokenv.core.atomic import output
+from tokenv.core.conversion import check_keys, from_dict
+from tokenv.core.errors import COUNT, UserError, at_least, bounds, choice, refuse
+from tokenv.core.rates import FLOPS, check_rates
 from tokenv.data.config import DataConfig
-from tokenv.data.corpus import load_corpus
-from tokenv.evaluation.calibration import RatePoint, calibrate, evaluate_rates, split_for_calibration
-from tokenv.evaluation.evaluator import EvalOptions, evaluate
-from tokenv.evaluation.loaded_run import LoadedRun, load_run, rate_for_flops
-from tokenv.evaluation.report import draw_rates, rates_table, write_rates
-from tokenv.evaluation.task_formats import load_questions
-from tokenv.evaluation.task_scores import score_task
+from tokenv.evaluation.run_command import RunCommand
+from tokenv.evaluation.task_formats import check_tasks, load_questions
 from tokenv.plotting.console import console, summary_table, write_json_output
 
+if TYPE_CHECKING:
+    from tokenv.core.sequences import SequenceBatch
+    from tokenv.evaluation.evaluator import EvalOptions
+    from tokenv.evaluation.loaded_run import LoadedRun
 
-def evaluate_run(options: EvaluateOptions, _record: Record) -> dict[str, Any]:
-    """Evaluate with sampled boundaries, with thresholded ones and, on request, at exactly the target rate."""
-    trained = load_run(options.run, options.checkpoint)
-    prepare(trained.config.hardware)
-    if options.task_names:
-        check_text(trained.config)
-    trust.allow_named({"data": options.data})
-    data = from_dict(DataConfig, merge(asdict(trained.config.data), options.data), "data.")
-    tasks = {name: load_questions(name, options.files_of(name), options.limit) for name in options.task_names}
-    progress = sys.stderr.isatty()
-    how = EvalOptions(options.batch_size, options.seed, tolerance=data.options.boundary_tolerance, progress=progress)
-    if options.at_rates:
-        return _evaluate_at_rates(trained, data, options, how)
-    held_out, calibration = _load_held_out(data, options, options.calibrate)
-    ways = {"sampled": how, "thresholded": replace(how, threshold=True)}
-    if calibration is not None:
-        ways["calibrated"] = replace(how, logit_bias=_find_bias(trained, calibration, how))
-    results: dict[str, dict[str, Any]] = {}
-    for name, way in ways.items():
-        result = evaluate(trained.components, held_out, way).metrics()
-        results[name] = result
-        if name == "calibrated":
-            result["logit_bias"] = way.logit_bias
-        rows = {key: f"{value:.4f}" for key, value in result.items() if value is not None and not math.isnan(value)}
-        for task, questions in tasks.items():
-            score = score_task(trained.components, questions, way, seq_len=trained.config.data.seq_len)
-            result[task] = {key: value for key, value in asdict(score).items() if value is not None}
-            rows[f"{task}, {score.questions:,} answers"] = str(score)
-        source = data.validation_source or data.source
-        title = f"{name} boundaries, {len(held_out)} {options.split} sequences of {source}"
-        console().print(summary_table(rows, title=title))
-    if len(held_out.document_B.unique()) == 1:
-        console().print("No standard error: all sequences are of one document, which tells nothing about others.")
-    write_json_output(options.json, results)
-    return results
+# Larger ones outweigh the policy.
+ENTROPY_WEIGHTS = bounds("logits per nat, from -4 to 4", lambda weights: all(abs(each) <= 4 for each in weights))
 
 
-def _evaluate_at_rates(
-    trained: LoadedRun, data: DataConfig, options: EvaluateOptions, how: EvalOptions
-) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Evaluate(RunCommand):
+    """Measure bits per byte on held-out text: ``with run=runs/7``; and answers, with ``tasks=piqa,lambada``.
+
+    Args:
+        json: file for all results, in addition to what is printed; null for none.
+        data: changes of the run's data section, such as ``data.validation_source=PATH``.
+        split: ``validation`` or, for series, ``test``.
+        sequences: maximum number of sequences.
+        batch_size: sequences per forward pass.
+        tasks: downstream tasks to score in addition, separated by commas: piqa, hellaswag, arc_easy, lambada.
+        task_files: local files of tasks, in place of the Hugging Face Hub: ``task_files.lambada=PATH``, or
+            ``"task_files.piqa=['ROWS', 'LABELS']"``.
+        limit: maximum number of questions of each task; null for all.
+        calibrate: evaluate a third time, with the policy's logits shifted to exactly the run's target rate on as many
+            further validation sequences.
+        rates: evaluate at each of these boundaries per symbol instead, such as [0.05, 0.1, 0.2]. A run which was
+            trained for a range of rates is given them; with calibrate=True, and always for a run of one rate, the
+            logits are shifted to them.
+        flops: evaluate at the rate with this budget of floating-point operations per symbol; null for none.
+        entropy_weight: evaluate at these rates again, with logits raised by each of these numbers per nat of the early
+            exit's entropy and calibrated to the same rate: as many tokens, but more of them where it is uncertain.
+        other_runs: further runs to evaluate at these rates, on the same sequences and in the same picture.
+        out: name of the files with the results at rates, without their endings .csv and .png; null for none.
+        title: title of the picture; empty for none, null for one which names the run.
+    """
+
+    json: str | None = field(default=None, metadata=output())
+    data: dict[str, Any] = field(default_factory=dict, metadata={"holds": DataConfig})
+    split: str = field(default="validation", metadata=choice("validation", "test"))
+    sequences: int = field(default=2048, metadata=COUNT)
+    batch_size: int = field(default=64, metadata=COUNT)
+    tasks: str = ""
+    task_files: dict[str, Any] = field(default_factory=dict, metadata={"each": list[str] | str})
+    limit: int | None = field(default=None, metadata=at_least(1, optional=True))
+    calibrate: bool = False
+    rates: list[float] = field(default_factory=list)
+    flops: float | None = field(default=None, metadata=FLOPS)
+    entropy_weight: list[float] = field(default_factory=list, metadata=ENTROPY_WEIGHTS)
+    other_runs: list[str] = field(default_factory=list)
+    out: str | None = field(default="rates", metadata=output(".csv", ".png"))
+    title: str | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_rates(self.rates)
+        refuse(
+            (self.flops is not None and self.rates, "flops and rates: expected one of them"),
+            (
+                self.other_runs and not self.at_rates,
+                f"other_runs = {self.other_runs!r}: expected rates or flops beside it, at which runs are compared",
+            ),
+            (
+                self.entropy_weight and not self.at_rates,
+                f"entropy_weight = {self.entropy_weight!r}: expected rates or flops beside it, what is spent by it",
+            ),
+            (
+                self.tasks and self.at_rates,
+                "tasks are scored at a run's own rate: leave out rates and flops, or tasks",
+            ),
+            (
+                self.calibrate and self.split != "validation",
+                f"calibrate = True with split = {self.split!r}: expected split=validation, half of it to calibrate",
+            ),
+        )
+        check_keys(self.data, COMMAND_LINE, DataConfig, "data.")
+        check_tasks([*self.task_names, *self.task_files])
+        for name, files in self.task_files.items():
+            refuse(
+                (not files, f"task_files.{name} = {files!r}: expected a path, or a list of paths"),
+                (
+                    name not in self.task_names,
+                    f"task_files.{name} is given, but tasks = {self.tasks!r}: name the task there, too",
+                ),
+            )
+
+    @property
+    def at_rates(self) -> bool:
+        """Whether the run is evaluated at requested rates."""
+        return bool(self.rates) or self.flops is not None
+
+    @property
+    def task_names(self) -> list[str]:
+        """Names of the tasks."""
+        return [name.strip() for name in self.tasks.split(",") if name.strip()]
+
+    def files_of(self, task: str) -> list[str]:
+        """Return the local files of a task; none if it is read from the Hub."""
+        files = self.task_files.get(task, [])
+        return [files] if isinstance(files, str) else list(files)
+
+    def work(self, _record: Record) -> dict[str, Any]:
+        """Evaluate with sampled boundaries, with thresholded ones and, on request, at exactly the target rate."""
+        from tokenv.evaluation.calibration import calibrate
+        from tokenv.evaluation.evaluator import EvalOptions, evaluate
+        from tokenv.evaluation.task_scores import score_task
+
+        trained = self.load(kind=None)
+        if self.task_names:
+            check_kind(trained.config, "text")
+        trust.allow_named({"data": self.data})
+        data = from_dict(DataConfig, merge(asdict(trained.config.data), self.data), "data.")
+        if self.split == "test" and data.kind == "text":  # before the corpus is read
+            raise UserError("split = 'test': expected validation, for a corpus of text has no test side")
+        tasks = {name: load_questions(name, self.files_of(name), self.limit) for name in self.task_names}
+        how = EvalOptions(
+            self.batch_size, self.seed, tolerance=data.options.boundary_tolerance, progress=sys.stderr.isatty()
+        )
+        if self.at_rates:
+            return _evaluate_at_rates(trained, data, self, how)
+        held_out, calibration = _load_held_out(data, self, self.calibrate)
+        ways = {"sampled": how, "thresholded": replace(how, threshold=True)}
+        if calibration is not None and self.calibrate:
+            rate = trained.config.rate  # for a range the bias is for its mean
+            bias = calibrate(trained.components, calibration, rate, how)
+            if bias is None:
+                agent = trained.config.agent["name"]
+                raise UserError(f"calibrate = True: no logit bias brings {agent!r} to rate = {rate:g}: leave it out")
+            ways["calibrated"] = replace(how, logit_bias=bias)
+        results: dict[str, dict[str, Any]] = {}
+        for name, way in ways.items():
+            result = evaluate(trained.components, held_out, way).metrics()
+            results[name] = result
+            if name == "calibrated":
+                result["logit_bias"] = way.logit_bias
+            rows = {key: f"{value:.4f}" for key, value in result.items() if value is not None and not math.isnan(value)}
+            for task, questions in tasks.items():
+                score = score_task(trained.components, questions, way, seq_len=trained.config.data.seq_len)
+                result[task] = {key: value for key, value in asdict(score).items() if value is not None}
+                rows[f"{task}, {score.questions:,} answers"] = str(score)
+            source = data.validation_source or data.source
+            title = f"{name} boundaries, {len(held_out)} {self.split} sequences of {source}"
+            console().print(summary_table(rows, title=title))
+        if len(held_out.document_B.unique()) == 1:
+            console().print("No standard error: all sequences are of one document, which tells nothing about others.")
+        write_json_output(self.json, results)
+        return results
+
+
+def _evaluate_at_rates(trained: LoadedRun, data: DataConfig, options: Evaluate, how: EvalOptions) -> dict[str, Any]:
     """Evaluate all runs at the requested rates on the same sequences; print a table and write the files."""
-    runs = {options.run: trained} | {run: load_run(run, options.checkpoint) for run in options.other_runs}
+    from tokenv.evaluation.calibration import RatePoint, evaluate_rates
+    from tokenv.evaluation.loaded_run import rate_for_flops
+    from tokenv.evaluation.report import draw_rates, rates_table, write_rates
+
+    runs = {options.run: trained} | {run: options.load(run, kind=None) for run in options.other_runs}
     _check_same_data(runs)
     weights = options.entropy_weight
     calibrate_all = options.calibrate or bool(weights)
@@ -121,29 +226,14 @@ def _check_same_data(runs: Mapping[str, LoadedRun]) -> None:
                 )
 
 
-def _find_bias(trained: LoadedRun, calibration: SequenceBatch, how: EvalOptions) -> float:
-    rate = trained.config.rate  # for a range the bias is for its mean
-    bias = calibrate(trained.components, calibration, rate, how)
-    if bias is None:
-        name = trained.config.agent["name"]
-        raise UserError(f"calibrate = True: no logit bias brings agent {name!r} to rate = {rate:g}: leave it out")
-    return bias
-
-
-def _load_held_out(
-    data: DataConfig, options: EvaluateOptions, calibrates: bool
-) -> tuple[SequenceBatch, SequenceBatch | None]:
+def _load_held_out(data: DataConfig, options: Evaluate, calibrates: bool) -> tuple[SequenceBatch, SequenceBatch | None]:
     """Load the sequences to evaluate and, if ``calibrates``, others to calibrate on."""
+    from tokenv.data.corpus import load_corpus
+    from tokenv.evaluation.calibration import split_for_calibration
+
     corpus = load_corpus(data, progress=sys.stderr.isatty())
-    if options.split == "validation":
-        if calibrates:
-            return split_for_calibration(corpus, options.sequences)
-        return corpus.validation(options.sequences), None
-    test = corpus.test(options.sequences)
-    calibration = None
+    if options.split == "test":
+        return corpus.test(options.sequences), corpus.validation(options.sequences)
     if calibrates:
-        calibration = corpus.validation(options.sequences)
-    return test, calibration
-
-
-COMMAND = Command("evaluate", partial(resolve_options, EvaluateOptions), evaluate_run, EvaluateOptions)
+        return split_for_calibration(corpus, options.sequences)
+    return corpus.validation(options.sequences), None

@@ -15,8 +15,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from tokenv.cli.commands import load_experiment
-from tokenv.cli.sacred import RUNS, run_folder
+from tokenv.cli.command_registry import load_command
+from tokenv.cli.sacred import RUNS, build_experiment, read_command, run_folder
+from tokenv.cli.train_command import Train
 from tokenv.config.files import merge
 from tokenv.config.schema import Config
 from tokenv.data.documents import COLUMN, write_documents
@@ -37,8 +38,7 @@ def experiment(command: str, *words: str, store: str | Path | None = None) -> An
     Raises:
         UserError: unknown command, configuration, key or value.
     """
-    loaded = load_experiment(command)
-    return loaded.experiment(loaded.options(list(words)), store)
+    return build_experiment(command, read_command(load_command(command), list(words)), store)
 
 
 def train(
@@ -79,8 +79,7 @@ def train(
     if texts is not None:
         path = write_documents(texts, Path(store) / "_texts", column=column)
         values = merge(values, {"data": {"kind": "text", "source": str(path.resolve()), "column": COLUMN}})
-    command = load_experiment("train")
-    ex = command.experiment(command.resolve(names, values), store)
+    ex = build_experiment("train", Train.resolve(names, values), store)
     ex.observers.extend(observers)
     run = ex.run(options={"--loglevel": "WARNING"})
     return load(run_folder(run) or Path(store))

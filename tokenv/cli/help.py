@@ -28,34 +28,17 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from tokenv.cli import options
-from tokenv.cli.commands import COMMANDS
-from tokenv.compare.config import CompareOptions
+from tokenv.cli.command_registry import COMMANDS, load_command
 from tokenv.config import registry
-from tokenv.config.field_docs import Key, keys_of, meanings, sentence
+from tokenv.config.field_docs import Key, describe, keys_of, meanings
 from tokenv.config.files import load_yaml, named_configs
-from tokenv.config.schema import Config
 from tokenv.core.callbacks import CALLBACKS
 from tokenv.core.conversion import parameters
 from tokenv.core.errors import MissingFileError, UserError, suggest
 from tokenv.core.run_folders import list_complete
 from tokenv.data.config import BUILT_IN, HUB_PREFIX
 from tokenv.data.kinds import DATA, all_kinds
-from tokenv.lab.config import BenchOptions, VarianceOptions
 
-_RUN = {"run": "runs/1"}
-# Each command which takes keys: dataclass of its options, and arguments which its checks accept.
-SAMPLES: dict[str, tuple[type, dict[str, Any]]] = {
-    "train": (options.TrainOptions, {"config": Config()}),
-    "segment": (options.SegmentOptions, _RUN | {"text": "some text"}),
-    "serve": (options.ServeOptions, _RUN),
-    "evaluate": (options.EvaluateOptions, _RUN),
-    "generate": (options.GenerateOptions, _RUN | {"text": "some text"}),
-    "forecast": (options.ForecastOptions, _RUN),
-    "compare": (CompareOptions, {"methods": {"learned": {}}}),
-    "variance": (VarianceOptions, {"config": Config()}),
-    "bench": (BenchOptions, {"config": Config()}),
-}
 TRUST_CODE = Key(
     "trust_code", False, "names of your own code which a stored run may import; see SECURITY.md", "names or true"
 )
@@ -69,19 +52,18 @@ RUN_KEYS = ("run", "resume", "init_from", "agent.pretrained")
 
 def command_keys(command: str) -> list[Key]:
     """Return all keys which a command takes, the command's own first."""
-    if command not in SAMPLES:
+    if command not in COMMANDS.names():
         return []
-    kind, arguments = SAMPLES[command]
-    keys = list(keys_of(kind(**arguments)))
+    keys = list(keys_of(load_command(command)))
     own = [key for key in keys if not key.name.startswith("config.")]
     of_run = [dataclasses.replace(key, name=key.name.removeprefix("config.")) for key in keys if key not in own]
     return [*own, TRUST_CODE, *of_run]
 
 
-def print_help(command: str) -> None:
+def print_help(command: str, summary: str) -> None:
     """Print the help of a command."""
-    print(f"tokenv {command}: {COMMANDS[command][1]}")
     keys = command_keys(command)
+    print(f"tokenv {command}: {summary}")
     if not keys:
         return
     from tokenv.cli.sacred import usage  # heavier than what completion may load
@@ -114,7 +96,7 @@ def format_value(value: Any) -> str:
 
 
 def list_names(arguments: list[str]) -> None:
-    """Print all names of a kind, or of all kinds, with a description each; or one name with its options.
+    """List agents, estimators, rate_targets, codecs, configs or datasets, a line each; of all, or of one: ``agents``.
 
     Raises:
         UserError: there is no such kind, or no such name of it.
@@ -140,22 +122,8 @@ def _print_kind(kind: str, *, heading: bool) -> None:
 
 
 def list_configs(arguments: list[str]) -> None:
-    """Print the configurations that come with tokenv, and their files."""
+    """List the configurations that come with tokenv, and their files."""
     print("\n".join(f"{name:16} {path}" for name, path in named_configs().items()))
-
-
-def _registered(table: registry.Registry) -> Rows:
-    for name in table.names():
-        try:
-            target = table.target(name)
-            assert target is not None
-            description = sentence(target)
-        except (LookupError, UserError) as error:  # of another package; the others are listed all the same
-            yield name, f"cannot be used: {error}"
-            continue
-        if name not in table:
-            description = f"{description} (from {target})".strip()
-        yield name, description
 
 
 def _configs() -> Rows:
@@ -189,7 +157,7 @@ def _datasets() -> Rows:
 
 
 KINDS: dict[str, Callable[[], Rows]] = {
-    **{kind: partial(_registered, table) for kind, table in LISTED.items()},
+    **{kind: partial(describe, table) for kind, table in LISTED.items()},
     "configs": _configs,
     "datasets": _datasets,
 }
@@ -224,7 +192,7 @@ def _show_one(kind: str, name: str) -> None:
 
 
 def print_completion(arguments: list[str]) -> None:
-    """Print the code for a shell.
+    """Print the code by which a shell, ``bash``, zsh or fish, completes all this.
 
     Raises:
         UserError: there is no such shell, or argcomplete is not installed.
@@ -235,10 +203,14 @@ def print_completion(arguments: list[str]) -> None:
     print(_import_argcomplete().shellcode(["tokenv"], shell=shell))
 
 
-def answer_shell() -> None:
-    """Answer a shell, through argcomplete's environment variables, with the next words of its line; end the process."""
+def answer_shell(commands: Iterable[str]) -> None:
+    """Answer a shell, through argcomplete's environment variables, with the next words of its line; end the process.
+
+    Args:
+        commands: names of all commands.
+    """
     parser = ArgumentParser(add_help=False)
-    parser.add_argument("command", choices=COMMANDS)
+    parser.add_argument("command", choices=commands)
     words: Any = parser.add_argument("words", nargs="*", help=SUPPRESS)
     words.completer = complete
     _import_argcomplete().autocomplete(parser, always_complete_options=False)
@@ -274,7 +246,7 @@ def _candidates(command: str, words: list[str], prefix: str) -> Iterable[str]:
         return [f"kind={kind.removesuffix('s')}" for kind in REGISTRIES]
     if command == "check":
         return itertools.chain.from_iterable(table.names() for table in REGISTRIES.values())
-    if command in ("list", "configs", "lm-eval"):
+    if command not in COMMANDS.names():
         return ()
     if "with" not in words:
         return ("with", "print_config", "--help")

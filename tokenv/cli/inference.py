@@ -3,108 +3,210 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tokenv.cli.options import GenerateOptions, SegmentOptions, ServeOptions, check_text, encode, resolve_options
-from tokenv.cli.sacred import Command, Record
-from tokenv.config.hardware import prepare
-from tokenv.evaluation.calibration import segment_at_rate
-from tokenv.evaluation.evaluator import EvalOptions
-from tokenv.evaluation.loaded_run import generate_texts, load_run, rate_for_flops
-from tokenv.evaluation.text_report import passage_facts, print_passage, to_passage, write_pages
-from tokenv.library.handlers import ModelCache
-from tokenv.library.server import build_application, check_installed, host_names, in_url, listen, serve
-from tokenv.library.spans import Spans
+from tokenv.config.commands import Record, check_kind
+from tokenv.core.atomic import output
+from tokenv.core.errors import COUNT, NOT_NEGATIVE, at_least, bounds, refuse
+from tokenv.core.rates import FLOPS, REQUESTED_RATE
+from tokenv.data.packed import read_unpacked
+from tokenv.evaluation.run_command import RunCommand, check_input
 from tokenv.plotting.characters import Character, escape
 from tokenv.plotting.console import console, write_json_output
 
+if TYPE_CHECKING:
+    from tokenv.library.spans import Spans
 
-def continue_text(options: GenerateOptions, _record: Record) -> str:
-    """Continue a text, and draw its boundaries on the way; the result is the first continuation."""
-    trained = load_run(options.run, options.checkpoint)
-    check_text(trained.config)
-    rate = options.rate
-    if options.flops is not None:
-        rate = rate_for_flops(trained.components, options.flops, trained.config.data.seq_len)
-    stop = None
-    if options.stop is not None:
-        stop = encode(options.stop)
-    (written,) = generate_texts(
-        trained,
-        [options.read()],
-        options.max_new_tokens,
-        EvalOptions(seed=options.seed, rate=rate),
-        samples=options.num_return_sequences,
-        temperature=options.temperature,
-        top_p=options.top_p,
-        stop=stop,
-    )
-    for each in written:
-        print_passage(to_passage(each))
-    spans: Any = [Spans(each, trained.step).as_dict() for each in written]
-    if options.num_return_sequences == 1:
-        (spans,) = spans
-    write_json_output(options.json, spans)
-    first = written[0].text.decode("utf-8", errors="replace")
-    return escape(first)  # Sacred prints the result without escaping it
+STANDARD_INPUT = "-"
 
 
-GENERATE = Command("generate", partial(resolve_options, GenerateOptions), continue_text, GenerateOptions)
+def encode(text: str) -> bytes:
+    """Return the bytes of a text; bytes of the command line which are not UTF-8 are kept."""
+    return text.encode(errors="surrogateescape")
 
 
-def show_segments(options: SegmentOptions, _record: Record) -> dict[str, Any]:
-    """Colour a text by boundary probability, as one run or several segment it."""
-    text = options.read()
-    spans: dict[str, Spans] = {}
-    passages: dict[str, list[Character]] = {}
-    facts: dict[str, str] = {}
-    for run in (options.run, *options.other_runs):
-        trained = load_run(run, options.checkpoint)
-        check_text(trained.config)
-        prepare(trained.config.hardware)
-        how = EvalOptions(seed=options.seed, threshold=options.threshold, rate=options.rate)
-        segmentation = segment_at_rate(trained, text, how, tokens=options.tokens)
-        spans[run] = Spans(segmentation, trained.step)
-        passages[run] = to_passage(segmentation)
-        own = passage_facts(passages[run], trained.step)
-        if options.other_runs:
-            facts[run] = ", ".join(f"{name}: {value}" for name, value in own.items())
-            console().print(f"{run}:")
-        else:
-            facts = {"run": run, **own}
-        print_passage(passages[run], options.max_chars)
-    if options.out is not None:
-        headings = passages
-        if not options.other_runs:
-            headings = {options.file or "text": passages[options.run]}
-        pages = write_pages(Path(options.out), headings, facts)
-        files = options.out
-        if len(pages) > 1:
-            files = f"{pages[0]} to {pages[-1]}"
-        console().print(f"page: {files}")
-    write_json_output(options.json, {run: each.as_dict() for run, each in spans.items()})
-    first = passages[options.run]
-    return {"boundaries": sum(c.boundary for c in first), "characters": len(first)}
+@dataclass(frozen=True)
+class TextCommand(RunCommand):
+    """Command which reads a text.
+
+    Args:
+        json: file for all results, in addition to what is printed; null for none.
+        text: text, if there is no file.
+        file: file with the text (UTF-8 or any bytes; .gz, .xz and .zst are decompressed); - for standard input.
+        rate: boundaries per byte. A run which was trained for a range of rates is given the rate; for any other,
+            segment shifts the logits until this text has it. null for the run's own.
+    """
+
+    json: str | None = field(default=None, metadata=output())
+    text: str | None = None
+    file: str | None = field(default=None, metadata={"check": partial(check_input, accepted=STANDARD_INPUT)})
+    rate: float | None = field(default=None, metadata=REQUESTED_RATE)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse(((self.text is None) == (self.file is None), 'expected one of text="..." and file=PATH'))
+
+    def read_text(self) -> bytes:
+        """Return the bytes of the text.
+
+        Raises:
+            UserError: the file is compressed and damaged.
+        """
+        if self.file is None:
+            return encode(self.text or "")
+        if self.file == STANDARD_INPUT:
+            return sys.stdin.buffer.read()
+        return read_unpacked(Path(self.file))
 
 
-SEGMENT = Command("segment", partial(resolve_options, SegmentOptions), show_segments, SegmentOptions)
+@dataclass(frozen=True)
+class Generate(TextCommand):
+    """Continue a text: ``with run=runs/7 text="…"``.
+
+    Args:
+        max_new_tokens: number of bytes to write.
+        num_return_sequences: number of continuations: those of the seeds ``seed``, ``seed + 1``, and so on.
+        temperature: temperature of the bytes' distribution; 0 takes the most probable byte.
+        top_p: probability mass of the nucleus from which bytes are sampled.
+        stop: text after which generation stops.
+        flops: budget of floating-point operations per byte, in place of a rate (docs/rates.md); null for none.
+    """
+
+    max_new_tokens: int = field(default=200, metadata=COUNT)
+    num_return_sequences: int = field(default=1, metadata=COUNT)
+    temperature: float = field(default=0.8, metadata=NOT_NEGATIVE)
+    top_p: float = field(default=0.95, metadata=bounds("a number in (0, 1]", lambda value: 0 < value <= 1))
+    stop: str | None = field(default=None, metadata=bounds("a text which is not empty, or null", lambda x: x != ""))
+    flops: float | None = field(default=None, metadata=FLOPS)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse((None not in (self.flops, self.rate), "flops and rate: expected one of them"))
+
+    def work(self, _record: Record) -> str:
+        """Continue a text, and draw its boundaries on the way; the result is the first continuation."""
+        from tokenv.evaluation.evaluator import EvalOptions
+        from tokenv.evaluation.loaded_run import generate_texts, rate_for_flops
+        from tokenv.evaluation.text_report import print_passage, to_passage
+        from tokenv.library.spans import Spans
+
+        trained = self.load()
+        rate = self.rate
+        if self.flops is not None:
+            rate = rate_for_flops(trained.components, self.flops, trained.config.data.seq_len)
+        stop = None
+        if self.stop is not None:
+            stop = encode(self.stop)
+        (written,) = generate_texts(
+            trained,
+            [self.read_text()],
+            self.max_new_tokens,
+            EvalOptions(seed=self.seed, rate=rate),
+            samples=self.num_return_sequences,
+            temperature=self.temperature,
+            top_p=self.top_p,
+            stop=stop,
+        )
+        for each in written:
+            print_passage(to_passage(each))
+        spans: Any = [Spans(each, trained.step).as_dict() for each in written]
+        if self.num_return_sequences == 1:
+            (spans,) = spans
+        write_json_output(self.json, spans)
+        first = written[0].text.decode("utf-8", errors="replace")
+        return escape(first)  # Sacred prints the result without escaping it
 
 
-def serve_page(options: ServeOptions, _record: Record) -> None:
-    """Serve until Ctrl-C."""
-    check_installed()
-    with listen(options.host, options.port) as listening:
-        models = ModelCache([options.run, *options.other_runs], options.checkpoint)
-        for config in models.configs.values():
-            check_text(config)
-        numeric, port, *_ = listening.getsockname()
-        app = build_application(models, seed=options.seed, names=host_names(options.host, numeric))
-        address = f"http://{in_url(options.host)}:{port}/"
-        console().print(f"{', '.join(models.defaults)} at {address} (Ctrl-C ends)", soft_wrap=True)
-        sys.stdout.flush()
-        serve(app, listening)
+@dataclass(frozen=True)
+class Segment(TextCommand):
+    """Draw token boundaries in a text, in colour: ``with run=runs/7 text="…"``, or ``file=…``.
+
+    Args:
+        out: HTML page to write, with further ones (``segments-2.html``) for a long text; null for none.
+        other_runs: further runs which segment the same text, side by side.
+        tokens: exact number of tokens, in place of a rate; null for none.
+        threshold: draw a boundary where its probability is above 1/2, instead of sampling.
+        max_chars: maximum number of characters to print.
+    """
+
+    out: str | None = field(default="segments.html", metadata=output())
+    other_runs: list[str] = field(default_factory=list)
+    tokens: int | None = field(default=None, metadata=at_least(1, optional=True))
+    threshold: bool = False
+    max_chars: int = field(default=5_000, metadata=at_least(0))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse((None not in (self.tokens, self.rate), "tokens and rate: expected one of them"))
+
+    def work(self, _record: Record) -> dict[str, Any]:
+        """Colour a text by boundary probability, as one run or several segment it."""
+        from tokenv.evaluation.calibration import segment_at_rate
+        from tokenv.evaluation.evaluator import EvalOptions
+        from tokenv.evaluation.text_report import passage_facts, print_passage, to_passage, write_pages
+        from tokenv.library.spans import Spans
+
+        text = self.read_text()
+        spans: dict[str, Spans] = {}
+        passages: dict[str, list[Character]] = {}
+        facts: dict[str, str] = {}
+        for run in (self.run, *self.other_runs):
+            trained = self.load(run)
+            how = EvalOptions(seed=self.seed, threshold=self.threshold, rate=self.rate)
+            segmentation = segment_at_rate(trained, text, how, tokens=self.tokens)
+            spans[run] = Spans(segmentation, trained.step)
+            passages[run] = to_passage(segmentation)
+            own = passage_facts(passages[run], trained.step)
+            if self.other_runs:
+                facts[run] = ", ".join(f"{name}: {value}" for name, value in own.items())
+                console().print(f"{run}:")
+            else:
+                facts = {"run": run, **own}
+            print_passage(passages[run], self.max_chars)
+        if self.out is not None:
+            headings = passages
+            if not self.other_runs:
+                headings = {self.file or "text": passages[self.run]}
+            pages = write_pages(Path(self.out), headings, facts)
+            files = self.out
+            if len(pages) > 1:
+                files = f"{pages[0]} to {pages[-1]}"
+            console().print(f"page: {files}")
+        write_json_output(self.json, {run: each.as_dict() for run, each in spans.items()})
+        first = passages[self.run]
+        return {"boundaries": sum(c.boundary for c in first), "characters": len(first)}
 
 
-SERVE = Command("serve", partial(resolve_options, ServeOptions), serve_page, ServeOptions)
+@dataclass(frozen=True)
+class Serve(RunCommand):
+    """Serve a page on this machine: ``with run=runs/7``; boundaries and bits as you type.
+
+    Args:
+        other_runs: further runs which segment the same text, side by side.
+        host: address to listen on; any but 127.0.0.1 gives access to other machines.
+        port: port to listen on; 0 for any free one.
+    """
+
+    other_runs: list[str] = field(default_factory=list)
+    host: str = field(default="127.0.0.1", metadata=bounds("an address of this machine, such as 127.0.0.1", bool))
+    port: int = field(default=8123, metadata=bounds("0 (any free one) to 65535", lambda port: 0 <= port < 2**16))
+
+    def work(self, _record: Record) -> None:
+        """Serve until Ctrl-C."""
+        from tokenv.library.handlers import ModelCache
+        from tokenv.library.server import build_application, check_installed, host_names, in_url, listen, serve
+
+        check_installed()
+        with listen(self.host, self.port) as listening:
+            models = ModelCache([self.run, *self.other_runs], self.checkpoint)
+            for config in models.configs.values():
+                check_kind(config, "text")
+            numeric, port, *_ = listening.getsockname()
+            app = build_application(models, seed=self.seed, names=host_names(self.host, numeric))
+            address = f"http://{in_url(self.host)}:{port}/"
+            console().print(f"{', '.join(models.defaults)} at {address} (Ctrl-C ends)", soft_wrap=True)
+            sys.stdout.flush()
+            serve(app, listening)

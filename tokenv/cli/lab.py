@@ -5,98 +5,131 @@ from __future__ import annotations
 import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-from tokenv.cli.options import check_text, stored_config, take_own
-from tokenv.cli.sacred import Command, Record
-from tokenv.config.build import is_trainable
-from tokenv.config.components import check_components
+from tokenv.config.commands import Command, Record, check_kind, stored_config
 from tokenv.config.files import resolve
 from tokenv.core import trust
-from tokenv.core.atomic import check_output
-from tokenv.core.checkpoints import read_json, write_json
 from tokenv.core.conversion import from_dict
 from tokenv.core.errors import MissingFileError, UserError
-from tokenv.lab.bench_report import plan_tables, scaling_table, write_scaling
 from tokenv.lab.config import MAY_CHANGE_ON_RESUME, BenchOptions, VarianceOptions
-from tokenv.lab.plan import plan
-from tokenv.lab.speed import bench, bench_forecasts, scale
-from tokenv.lab.variance_report import draw_cost, draw_credit, draw_progress, print_variance, write_variance
-from tokenv.lab.variance_study import check_estimators, run_variance_study
 from tokenv.plotting.console import console, summary_table
 
 OPTIONS_FILE = "options.json"
 
 
-def resolve_bench(names: list[str], updates: dict[str, Any]) -> BenchOptions:
-    """Return the options for configurations and the command line.
+class Bench(BenchOptions, Command):
+    """Measure speed, memory and the cost of learning boundaries: ``with bench-d256``."""
 
-    Raises:
-        UserError: an unknown key or value; the configuration is of series, or of text where forecasts are to be timed.
-    """
-    own = take_own(BenchOptions, updates)
-    config = resolve(names, updates)
-    options: BenchOptions = from_dict(BenchOptions, {**own, "config": config.as_dict()})
-    check_output("out", options.out, ".csv", ".png")
-    if not options.samples:
-        check_text(config)
-    elif config.data.kind != "series":
-        raise UserError(
-            f"samples = {options.samples!r} with data.kind = 'text': expected series, such as series-synthetic"
-        )
-    return options
+    @classmethod
+    def resolve(cls, names: list[str], updates: dict[str, Any]) -> Self:
+        """Return the command for configurations and the command line.
+
+        Raises:
+            UserError: an unknown key or value; the configuration is of series, or of text where forecasts are timed.
+        """
+        own = cls.take_own(updates)
+        config = resolve(names, updates)
+        command = from_dict(cls, {**own, "config": config.as_dict()})
+        if not command.samples:
+            check_kind(config, "text")
+        elif config.data.kind != "series":
+            raise UserError(
+                f"samples = {command.samples!r} with data.kind = 'text': expected series, such as series-synthetic"
+            )
+        return command
+
+    def work(self, _record: Record) -> dict[str, Any]:
+        """Measure, and print the tables."""
+        from tokenv.lab.bench_report import plan_tables, scaling_table, write_scaling
+        from tokenv.lab.plan import plan
+        from tokenv.lab.speed import bench, bench_forecasts, scale
+
+        if self.scaling:
+            rows = scale(self, progress=sys.stderr.isatty())
+            console().print(scaling_table(rows))
+            files = write_scaling(rows, self.out)
+            console().print("scaling: " + ", ".join(map(str, files)))
+            return {"scaling": rows}
+        if self.plan:
+            figures = plan(self)
+            for table in plan_tables(figures, self):
+                console().print(table)
+            return figures
+        measure = bench_forecasts if self.samples else bench
+        results = measure(self, progress=sys.stderr.isatty())
+        for title, rows in results["tables"].items():
+            console().print(summary_table(rows, title=title))
+        return results["figures"]
 
 
-def measure_and_show(options: BenchOptions, _record: Record) -> dict[str, Any]:
-    """Measure, and print the tables."""
-    if options.scaling:
-        rows = scale(options, progress=sys.stderr.isatty())
-        console().print(scaling_table(rows))
-        files = write_scaling(rows, options.out)
-        console().print("scaling: " + ", ".join(map(str, files)))
-        return {"scaling": rows}
-    if options.plan:
-        figures = plan(options)
-        for table in plan_tables(figures, options):
-            console().print(table)
-        return figures
-    measure = bench_forecasts if options.samples else bench
-    results = measure(options, progress=sys.stderr.isatty())
-    for title, rows in results["tables"].items():
-        console().print(summary_table(rows, title=title))
-    return results["figures"]
+class Variance(VarianceOptions, Command):
+    """Measure bias, variance and cost of gradient estimators along one run: ``with quick``."""
 
+    stored = True
 
-BENCH = Command("bench", resolve_bench, measure_and_show, BenchOptions)
+    @classmethod
+    def resolve(cls, names: list[str], updates: dict[str, Any]) -> Self:
+        """Return the command for configurations, a run or an unfinished study, and the command line.
 
+        Raises:
+            UserError: an unknown key or value, or a run which cannot be measured.
+            MissingFileError: there is no such run or study.
+        """
+        from tokenv.config.build import is_trainable
+        from tokenv.config.components import check_components
+        from tokenv.lab.variance_study import check_estimators
 
-def resolve_variance(names: list[str], updates: dict[str, Any]) -> VarianceOptions:
-    """Return the options for configurations, a run or an unfinished study, and the command line.
+        own = cls.take_own(updates)
+        base = None
+        if own.get("resume"):
+            stored = Path(str(own["resume"])) / OPTIONS_FILE
+            if not stored.is_file():
+                raise MissingFileError(f"resume = {own['resume']!r}: expected the folder of an unfinished study")
+            values = _stored_options(stored)
+            _check_unchanged(own, updates)
+            base = values.pop("config")
+            own = values | own
+        if own.get("run"):
+            _, base = stored_config("run", str(own["run"]), names)
+        config = resolve(names, updates, base=base)
+        check_kind(config, "text")
+        command = from_dict(cls, {**own, "config": config.as_dict()})
+        check_components(config, read_files=base is None)
+        if not is_trainable(config.agent):
+            raise UserError(f"agent.name = {config.agent['name']!r} has no policy: expected an agent that learns")
+        check_estimators(command)
+        return command
 
-    Raises:
-        UserError: an unknown key or value, or a run which cannot be measured.
-        MissingFileError: there is no such run or study.
-    """
-    own = take_own(VarianceOptions, updates)
-    base = None
-    if own.get("resume"):
-        stored = Path(str(own["resume"])) / OPTIONS_FILE
-        if not stored.is_file():
-            raise MissingFileError(f"resume = {own['resume']!r}: expected the folder of an unfinished study")
-        values = _stored_options(stored)
-        _check_unchanged(own, updates)
-        base = values.pop("config")
-        own = values | own
-    if own.get("run"):
-        _, base = stored_config("run", str(own["run"]), names)
-    config = resolve(names, updates, base=base)
-    check_text(config)
-    options = from_dict(VarianceOptions, {**own, "config": config.as_dict()})
-    check_components(config, read_files=base is None)
-    if not is_trainable(config.agent):
-        raise UserError(f"agent.name = {config.agent['name']!r} has no policy: expected an agent that learns")
-    check_estimators(options)
-    return options
+    def work(self, record: Record) -> dict[str, Any]:
+        """Compare gradient estimators, then store and show the results."""
+        from tokenv.core.checkpoints import write_json
+        from tokenv.lab.variance_report import draw_cost, draw_credit, draw_progress, print_variance, write_variance
+        from tokenv.lab.variance_study import run_variance_study
+
+        folder = (record.folder or record.scratch) / "variance"
+        if self.resume:
+            folder = Path(self.resume)
+        folder.mkdir(parents=True, exist_ok=True)
+        write_json(folder / OPTIONS_FILE, asdict(self), OPTIONS_FILE)
+        try:
+            result = run_variance_study(self, folder, sys.stderr.isatty())
+        except KeyboardInterrupt:
+            hint = "nothing was saved"
+            if self.resume or record.folder is not None:
+                hint = f"resume it with: tokenv variance with resume={folder}"
+            raise KeyboardInterrupt(f"stopped; {hint}") from None
+        write_variance(result, folder / "variance.csv")
+        draw_progress(result, folder / "progress.png")
+        draw_cost(result, folder / "cost.png")
+        draw_credit(result, folder / "credit.png")
+        for name in ("variance.json", "variance.csv", "progress.png", "cost.png", "credit.png"):
+            if (folder / name).is_file():
+                record.add(folder / name)
+        print_variance(result)
+        if not self.resume and record.folder is not None:
+            console().print(f"stored in {folder}")
+        return {label: cost["flops"] for label, cost in result["costs"].items()}
 
 
 def _check_unchanged(own: dict[str, Any], updates: dict[str, Any]) -> None:
@@ -115,6 +148,8 @@ def _stored_options(path: Path) -> dict[str, Any]:
     Raises:
         UserError: they are damaged, or name code which the user has not allowed.
     """
+    from tokenv.core.checkpoints import read_json
+
     try:
         values = read_json(path, OPTIONS_FILE)
         trust.check(values["config"], path)
@@ -123,33 +158,3 @@ def _stored_options(path: Path) -> dict[str, Any]:
     except (KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} is damaged: {error!r}; expected the options of a study: start it anew") from None
     return values
-
-
-def compare_estimators(options: VarianceOptions, record: Record) -> dict[str, Any]:
-    """Compare gradient estimators, then store and show the results."""
-    folder = (record.folder or record.scratch) / "variance"
-    if options.resume:
-        folder = Path(options.resume)
-    folder.mkdir(parents=True, exist_ok=True)
-    write_json(folder / OPTIONS_FILE, asdict(options), OPTIONS_FILE)
-    try:
-        result = run_variance_study(options, folder, sys.stderr.isatty())
-    except KeyboardInterrupt:
-        hint = "nothing was saved"
-        if options.resume or record.folder is not None:
-            hint = f"resume it with: tokenv variance with resume={folder}"
-        raise KeyboardInterrupt(f"stopped; {hint}") from None
-    write_variance(result, folder / "variance.csv")
-    draw_progress(result, folder / "progress.png")
-    draw_cost(result, folder / "cost.png")
-    draw_credit(result, folder / "credit.png")
-    for name in ("variance.json", "variance.csv", "progress.png", "cost.png", "credit.png"):
-        if (folder / name).is_file():
-            record.add(folder / name)
-    print_variance(result)
-    if not options.resume and record.folder is not None:
-        console().print(f"stored in {folder}")
-    return {label: cost["flops"] for label, cost in result["costs"].items()}
-
-
-VARIANCE = Command("variance", resolve_variance, compare_estimators, VarianceOptions, stored=True)

@@ -11,19 +11,13 @@ from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
 
-from tokenv.cli.commands import COMMANDS, EXPERIMENTS, USAGE, load_experiment
+from tokenv.cli.command_registry import COMMANDS, load_command
+from tokenv.cli.usage import FUNCTIONS, overview, summaries
 from tokenv.core.errors import REPORT, RunFailedError, UserError, suggest
 from tokenv.plotting.characters import escape_line
 
 DISK_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # a failed write names no file
 ALLOCATION_MESSAGE = "can't allocate memory"  # torch's, on a CPU
-FUNCTIONS = {  # the commands which are no Sacred experiments
-    "lm-eval": "tokenv.cli.commands:run_lm_eval",
-    "check": "tokenv.cli.check:check",
-    "list": "tokenv.cli.help:list_names",
-    "configs": "tokenv.cli.help:list_configs",
-    "completion": "tokenv.cli.help:print_completion",
-}
 
 
 def run_command(name: str, arguments: list[str]) -> Any:
@@ -44,19 +38,22 @@ def run_command(name: str, arguments: list[str]) -> Any:
 
         (path,) = arguments
         return run_job(Path(path), run_command, error_message)
-    if name not in COMMANDS:
-        raise UserError(f"unknown command {name!r}: {suggest(name, list(COMMANDS))}")
+    names = [*COMMANDS.names(), *FUNCTIONS]
+    if name not in names:
+        raise UserError(f"unknown command {name!r}: {suggest(name, names)}")
     if name != "lm-eval" and (arguments[:1] == ["help"] or {"-h", "--help"} & set(arguments)):
         from tokenv.cli.help import print_help
 
-        return print_help(name)
+        return print_help(name, summaries()[name])
     if name != "train" and os.environ.get("WORLD_SIZE", "1") != "1" and "RANK" in os.environ:
         if os.environ["RANK"] != "0":
             raise SystemExit(0)
         raise UserError(f"tokenv {name} works in one process, and torchrun started several: start it without torchrun")
-    if name in EXPERIMENTS:
-        return load_experiment(name).run(arguments)
-    return resolve_name(FUNCTIONS[name])(arguments)
+    if name in FUNCTIONS:
+        return resolve_name(FUNCTIONS[name])(arguments)
+    from tokenv.cli.sacred import run  # heavy
+
+    return load_command(name).launch(lambda kind: run(name, kind, arguments))
 
 
 def error_message(error: BaseException) -> str | None:
@@ -93,10 +90,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if "_ARGCOMPLETE" in os.environ:  # set by the shell's code, which tokenv completion prints
         from tokenv.cli.help import answer_shell
 
-        answer_shell()
+        answer_shell([*COMMANDS.names(), *FUNCTIONS])
     try:
         if not arguments or arguments[0] in ("-h", "--help", "help"):
-            print(USAGE)
+            print(overview())
         elif arguments[0] in ("-V", "--version", "version"):
             import tokenv
 

@@ -16,7 +16,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,8 +25,8 @@ from typing import Any
 from docopt import DocoptExit, docopt
 
 from tokenv.cli.observers import TRACKERS, FileStorage, OneFigure, Tracker, check_mongo, is_informative
+from tokenv.config.commands import Command, Record
 from tokenv.config.files import named_configs
-from tokenv.config.literals import read_words
 from tokenv.config.registry import plugins
 from tokenv.core import trust
 from tokenv.core.atomic import check_encoding, copy_atomically
@@ -45,7 +45,6 @@ with warnings.catch_warnings():
 
 RUNS = "runs"  # default folder of stored runs
 ROOMS = ("tokenv", "tokenv.agents", "tokenv.estimators")  # agents and estimators lie beside tokenv in a checkout
-Words = tuple[dict[str, Any], list[str]]  # nested values, and names of files
 Commit = tuple[str | None, str | None, bool | None]  # url, hash, whether files are changed
 OBSERVER_PACKAGES = ("sqlalchemy", "pymongo", "tinydb", "boto3")  # optional packages behind Sacred's flags
 STORAGE_FLAGS = ("--file_storage", "--mongo_db", "--sql", "--tiny_db", "--s3", "--unobserved")
@@ -87,160 +86,124 @@ def run_folder(run: Run) -> Path | None:
     return Path(RUNS) / str(run._id)
 
 
-@dataclass(frozen=True)
-class Record:
-    """Sacred's record of one run of a command.
+def _make_record(run: Run, scratch: Path) -> Record:
+    """Return the record of a run which has begun."""
+    folder = run_folder(run)
+    has_files = any(isinstance(observer, FileStorageObserver) for observer in run.observers)
 
-    Attributes:
-        scratch: temporary folder for files which ``add`` stores.
+    def add(path: Path) -> None:
+        if folder and not has_files:
+            folder.mkdir(parents=True, exist_ok=True)
+            copy_atomically(path, folder / path.name)
+        run.add_artifact(path, path.name)
+
+    return Record(scratch, folder, f"tokenv run {run._id}", run.log_scalar, add)
+
+
+def read_command(kind: type[Command], words: list[str], store: str | None = None) -> Command:
+    """Return the command, with its options, for the words after ``with``.
+
+    Args:
+        kind: class of the command.
+        words: configurations and ``key=value``.
+        store: folder of ``-F``, for a command whose option ``store`` says where the runs which it starts go.
+
+    Raises:
+        UserError: the command rejects them.
     """
-
-    _run: Run
-    scratch: Path
-
-    @property
-    def folder(self) -> Path | None:
-        """Folder of the run's files; see ``run_folder``."""
-        return run_folder(self._run)
-
-    @property
-    def title(self) -> str:
-        """Title of the run's pictures."""
-        return f"tokenv run {self._run._id}"
-
-    def log(self, name: str, value: float, step: int) -> None:
-        """Store one value of a metric."""
-        self._run.log_scalar(name, value, step)
-
-    def add(self, path: Path) -> None:
-        """Store a copy of a file."""
-        has_files = any(isinstance(observer, FileStorageObserver) for observer in self._run.observers)
-        if self.folder and not has_files:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            copy_atomically(path, self.folder / path.name)
-        self._run.add_artifact(path, path.name)
+    updates, names = kind.read(words)
+    if store is not None and any(option.name == "store" for option in fields(kind)):
+        updates = {"store": store, **updates}
+    trust.allow(updates.pop("trust_code", False))
+    return kind.resolve(names, updates)
 
 
-@dataclass
-class Command:
-    """A command as a Sacred experiment.
+def build_experiment(name: str, command: Command, store: str | Path | None = None) -> Experiment:
+    """Build the experiment which runs a command.
 
-    Attributes:
+    Args:
+        name: name of the command.
+        command: the command with its options.
+        store: folder in which its run is stored; None for no observer.
+    """
+    experiment = _bare_experiment(name)
+    experiment.sources.clear()  # those which Sacred has found
+    logging.getLogger(experiment.path).addFilter(is_informative)
+    experiment.captured_out_filter = apply_backspaces_and_linefeeds  # of a progress bar store the last state only
+    for source in source_files():
+        _add_source(experiment, source)
+    if store is not None:
+        experiment.observers.append(FileStorage(store))
+    folder = Path(tempfile.mkdtemp(prefix="tokenv-"))
+    weakref.finalize(experiment, shutil.rmtree, folder, ignore_errors=True)
+
+    @experiment.option_hook
+    def capture(options: dict[str, Any]) -> None:
+        if options["--capture"] is None and not options["--unobserved"]:
+            options["--capture"] = "sys"  # Sacred's own way, processes named tee, may wait for them in vain
+
+    @experiment.main
+    def main(_run: Run) -> Any:
+        for number, observer in enumerate(_run.observers):
+            if isinstance(observer, SqlObserver):
+                _run.observers[number] = OneFigure(observer)
+        return command.work(_make_record(_run, folder))
+
+    to_dict = getattr(command, "as_dict", partial(asdict, command))
+    own = to_dict()
+    values = own.pop("config", {}) | own  # the keys of the run and of the command share one level
+    for plugin in plugins(values):
+        for name, version in plugin.packages.items():
+            experiment.add_package_dependency(name, version)
+        for file in plugin.files:
+            _add_source(experiment, file)
+    with _translate_errors():
+        experiment.add_config(values)
+    return experiment
+
+
+def run(name: str, kind: type[Command], arguments: list[str]) -> Any:
+    """Run a command.
+
+    Args:
         name: name of the command, such as ``train``.
-        resolve: function from names of configurations and nested key=value updates to options.
-        work: function which runs the command with these options.
-        kind: dataclass of the options, whose annotations say which keys take text.
-        stored: whether the run is stored under ``runs`` if no flag says otherwise.
-        shortcut: function from the options to a function which replaces the run; None for a run.
-        read: function from the words after ``with``, and ``kind``, to updates and names.
+        kind: its class.
+        arguments: words after its name on the command line, in Sacred's grammar.
+
+    Returns:
+        Result of its work.
+
+    Raises:
+        UserError: the arguments do not follow Sacred's grammar, or the command rejects them.
     """
-
-    name: str
-    resolve: Callable[[list[str], dict[str, Any]], Any]
-    work: Callable[[Any, Record], Any]
-    kind: type
-    stored: bool = False
-    shortcut: Callable[[Any], Callable[[], Any] | None] = lambda _: None
-    read: Callable[[list[str], type], Words] = read_words
-
-    def options(self, words: list[str], store: str | None = None) -> Any:
-        """Return the options for the words after ``with``.
-
-        Args:
-            words: configurations and ``key=value``.
-            store: folder of ``-F``, for a command whose option ``store`` says where the runs which it starts go.
-
-        Raises:
-            UserError: ``resolve`` rejects them.
-        """
-        updates, names = self.read(words, self.kind)
-        if store is not None and any(option.name == "store" for option in fields(self.kind)):
-            updates = {"store": store, **updates}
-        trust.allow(updates.pop("trust_code", False))
-        return self.resolve(names, updates)
-
-    def experiment(self, options: Any, store: str | Path | None = None) -> Experiment:
-        """Build the experiment which runs this command.
-
-        Args:
-            options: result of ``options``.
-            store: folder in which its run is stored; None for no observer.
-        """
-        experiment = _bare_experiment(self.name)
-        experiment.sources.clear()  # those which Sacred has found
-        logging.getLogger(experiment.path).addFilter(is_informative)
-        experiment.captured_out_filter = apply_backspaces_and_linefeeds  # of a progress bar store the last state only
-        for source in source_files():
-            _add_source(experiment, source)
-        if store is not None:
-            experiment.observers.append(FileStorage(store))
-        folder = Path(tempfile.mkdtemp(prefix="tokenv-"))
-        weakref.finalize(experiment, shutil.rmtree, folder, ignore_errors=True)
-
-        @experiment.option_hook
-        def capture(options: dict[str, Any]) -> None:
-            if options["--capture"] is None and not options["--unobserved"]:
-                options["--capture"] = "sys"  # Sacred's own way, processes named tee, may wait for them in vain
-
-        @experiment.main
-        def main(_run: Run) -> Any:
-            for number, observer in enumerate(_run.observers):
-                if isinstance(observer, SqlObserver):
-                    _run.observers[number] = OneFigure(observer)
-            return self.work(options, Record(_run, folder))
-
-        to_dict = getattr(options, "as_dict", partial(asdict, options))
-        own = to_dict()
-        values = own.pop("config", {}) | own  # the keys of the run and of the command share one level
-        for plugin in plugins(values):
-            for name, version in plugin.packages.items():
-                experiment.add_package_dependency(name, version)
-            for file in plugin.files:
-                _add_source(experiment, file)
+    flags = _parse_flags(name, arguments)
+    command = read_command(kind, flags["UPDATE"], flags["--file_storage"])
+    works = flags["COMMAND"] is None  # not a command of Sacred's, such as print_config
+    shortcut = works and command.shortcut()
+    if shortcut:
+        with GracefulStop(at_once=True):
+            return shortcut()
+    store = None
+    if not any(flags.get(flag) for flag in STORAGE_FLAGS):
+        if command.stored:
+            store = RUNS
+        else:
+            flags["--unobserved"] = True  # or Sacred warns that there is no observer
+    experiment = build_experiment(name, command, store)
+    if flags["--loglevel"] is None:
+        flags["--loglevel"] = "WARNING"  # our commands print what Sacred logs at INFO
+    folder = flags["--file_storage"] or store
+    if works and folder:
+        _check_store(Path(folder))
+    if works and flags["--mongo_db"]:
         with _translate_errors():
-            experiment.add_config(values)
-        return experiment
-
-    def run(self, arguments: list[str]) -> Any:
-        """Run the command.
-
-        Args:
-            arguments: words after its name on the command line, in Sacred's grammar.
-
-        Returns:
-            Result of ``work``.
-
-        Raises:
-            UserError: the arguments do not follow Sacred's grammar, or ``resolve`` rejects them.
-        """
-        flags = _parse_flags(self.name, arguments)
-        options = self.options(flags["UPDATE"], flags["--file_storage"])
-        works = flags["COMMAND"] is None  # not a command of Sacred's, such as print_config
-        shortcut = works and self.shortcut(options)
-        if shortcut:
-            with GracefulStop(at_once=True):
-                return shortcut()
-        store = None
-        if not any(flags.get(flag) for flag in STORAGE_FLAGS):
-            if self.stored:
-                store = RUNS
-            else:
-                flags["--unobserved"] = True  # or Sacred warns that there is no observer
-        experiment = self.experiment(options, store)
-        if flags["--loglevel"] is None:
-            flags["--loglevel"] = "WARNING"  # our commands print what Sacred logs at INFO
-        folder = flags["--file_storage"] or store
-        if works and folder:
-            _check_store(Path(folder))
-        if works and flags["--mongo_db"]:
-            with _translate_errors():
-                check_mongo(flags["--mongo_db"])
-        with GracefulStop(at_once=True), _translate_errors():
-            run = experiment.run(flags["COMMAND"], options=flags)
-        if flags["--queue"]:
-            folder = run_folder(run)
-            print(f"queued: {folder}; start it with: tokenv {self.name} with {folder}/config.json")
-        return run.result
+            check_mongo(flags["--mongo_db"])
+    with GracefulStop(at_once=True), _translate_errors():
+        done = experiment.run(flags["COMMAND"], options=flags)
+    if flags["--queue"]:
+        folder = run_folder(done)
+        print(f"queued: {folder}; start it with: tokenv {name} with {folder}/config.json")
+    return done.result
 
 
 def usage(name: str) -> str:

@@ -9,23 +9,21 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from tokenv.cli.observers import mark_completed
-from tokenv.cli.options import TrainOptions, stored_config, take_own
-from tokenv.cli.sacred import Command, Record, source_files
+from tokenv.cli.sacred import source_files
 from tokenv.compare.locks import holding_if_free
-from tokenv.config.components import Components, build_components, check_components
-from tokenv.config.files import COMMAND_LINE, flatten, resolve
+from tokenv.config.commands import Record
+from tokenv.config.components import Components, build_components
+from tokenv.config.files import flatten
 from tokenv.config.hardware import busy_warning, peak_resident_memory, resolve_device, resolve_precision
 from tokenv.config.registry import plugins
-from tokenv.config.schema import MAY_CHANGE_ON_RESUME, Config
+from tokenv.config.schema import Config
 from tokenv.core import checkpoints
-from tokenv.core.conversion import check_keys
 from tokenv.core.distributed import LostRankError
 from tokenv.core.errors import RunFailedError, UserError
 from tokenv.core.plugins import import_object
@@ -45,8 +43,7 @@ from tokenv.evaluation.text_report import (
 from tokenv.plotting.characters import Character
 from tokenv.plotting.console import console, summary_table, warn
 from tokenv.plotting.theme import in_words, with_error
-from tokenv.training.checkpointing import check_checkpoint
-from tokenv.training.process_group import Ranks, RanksError, init_from_torchrun
+from tokenv.training.process_group import Ranks, RanksError
 from tokenv.training.trainer import train
 
 # The disk is full, read-only, broken or gone.
@@ -62,68 +59,38 @@ STATS_BYTES = 2**17  # bytes of held-out text in the boundary statistics: second
 FIRST_SECONDS, EVERY_SECONDS = 10.0, 60.0  # of progress lines
 
 
-def resolve_training(names: list[str], updates: dict[str, Any], world: int = 1) -> TrainOptions:
-    """Return the options for configurations, or for a run to resume, and the command line.
-
-    Args:
-        names: names of configurations.
-        updates: nested values which override them.
-        world: number of processes which train together.
-
-    Raises:
-        UserError: an unknown key or value, or one which may not change when a run is resumed.
-        FileNotFoundError: there is no such run.
-    """
-    own = take_own(TrainOptions, updates)
-    resume = own.get("resume")
-    title = own.get("title")
-    if title is not None:
-        title = str(title)  # such as 2024
-    if resume is None:
-        config = resolve(names, updates)
-        check_components(config, world)
-        return TrainOptions(config, title=title)
-    path, base = stored_config("resume", str(resume), names)
-    check_keys(updates, COMMAND_LINE, Config)
-    changed = [key for key in updates if key not in MAY_CHANGE_ON_RESUME]
-    if changed:
-        raise UserError(
-            f"{changed[0]} cannot change when a run is resumed, or it would not be the same run: "
-            f"only {', '.join(MAY_CHANGE_ON_RESUME)} can"
-        )
-    config = resolve([], updates, base=base)
-    components = build_components(config, torch.device("meta"), read_files=False, world=world)
-    check_checkpoint(checkpoints.load(path), config.train, components)
-    return TrainOptions(config, str(path), title)
-
-
-def train_and_show(options: TrainOptions, record: Record, ranks: Ranks | None = None) -> dict[str, Any]:
+def train_and_show(
+    config: Config, resume: str | None, title: str | None, record: Record, ranks: Ranks | None = None
+) -> dict[str, Any]:
     """Train, then store and show the results, and let comparisons wait for the run.
 
     Args:
-        options: options of the command.
+        config: configuration of the run.
+        resume: checkpoint to resume from; None for a new run.
+        title: title of the run's pictures; None for the record's.
         record: record of the run.
         ranks: processes which train together, if several do.
     """
     if record.folder is None:
-        return _train_and_show(options, record, ranks)
-    with holding_if_free(options.config, record.folder.parent):
-        return _train_and_show(options, record, ranks)
+        return _train_and_show(config, resume, title, record, ranks)
+    with holding_if_free(config, record.folder.parent):
+        return _train_and_show(config, resume, title, record, ranks)
 
 
-def _train_and_show(options: TrainOptions, record: Record, ranks: Ranks | None) -> dict[str, Any]:
-    config = options.config
+def _train_and_show(
+    config: Config, resumed: str | None, title: str | None, record: Record, ranks: Ranks | None
+) -> dict[str, Any]:
     folder = record.folder
     progress_bars = sys.stderr.isatty()
-    components = build_components(config, torch.device("meta"), read_files=options.resume is None)
+    components = build_components(config, torch.device("meta"), read_files=resumed is None)
     if config == Config():
         console().print(DEFAULTS, soft_wrap=True)
-    console().print(describe_run(config, components, folder, options.resume), soft_wrap=True)
+    console().print(describe_run(config, components, folder, resumed), soft_wrap=True)
     if busy := busy_warning(config.hardware):
         warn(busy)
     started = time.perf_counter()
     work_folder = folder or record.scratch
-    resume = _load_resumed(options)
+    resume = load_resumed(resumed)
     logs: list[Log] = [record.log]
     if not progress_bars:
         resumed_symbols = 0
@@ -149,9 +116,8 @@ def _train_and_show(options: TrainOptions, record: Record, ranks: Ranks | None) 
         message = f"{work_folder}: cannot be written to ({error.strerror}); {_resume_hint(folder)}"
         raise UserError(message) from error
     seconds = time.perf_counter() - started
-    title = record.title
-    if options.title is not None:
-        title = options.title
+    if title is None:
+        title = record.title
     for picture in _show(str(work_folder), config, last, history, record.scratch, title):
         record.add(picture)
     rows = {"time": f"{seconds:.0f} s, peak memory {peak_resident_memory():.2f} GiB"}
@@ -161,35 +127,35 @@ def _train_and_show(options: TrainOptions, record: Record, ranks: Ranks | None) 
     return last.metrics()
 
 
-def _load_resumed(options: TrainOptions) -> checkpoints.Checkpoint | None:
+def load_resumed(resume: str | None) -> checkpoints.Checkpoint | None:
     """Return the checkpoint from which a run is resumed; None for a new run."""
-    if options.resume is None:
+    if resume is None:
         return None
-    return checkpoints.load(Path(options.resume))
+    return checkpoints.load(Path(resume))
 
 
-def show_again(options: TrainOptions) -> Callable[[], dict[str, Any]] | None:
+def show_again(config: Config, resume: str | None) -> Callable[[], dict[str, Any]] | None:
     """Return a function which draws and prints the results of a finished run again; None for an unfinished run.
 
     It also completes the files of a run which was killed between its last step and the end of its report.
     """
-    if options.resume is None:
+    if resume is None:
         return None
-    path = Path(options.resume)
+    path = Path(resume)
     if path.parent.name != "checkpoints":
         return None
     state = RunState.read(path)
-    total = max(options.config.train.symbols, state.config["train"]["symbols"])
+    total = max(config.train.symbols, state.config["train"]["symbols"])
     last = state.validation
     folder = path.parents[1]
     if last is None or state.symbols < total:
         return None
 
     def show() -> dict[str, Any]:
-        _show(str(path), options.config, last, state.history, folder, f"tokenv run {folder.name}")
+        _show(str(path), config, last, state.history, folder, f"tokenv run {folder.name}")
         mark_completed(folder, last.metrics(), state.history)
-        rows = {"stored in": _stored_in(options.config, folder)}
-        _print_summary(options.config, last, state.history, rows)
+        rows = {"stored in": _stored_in(config, folder)}
+        _print_summary(config, last, state.history, rows)
         return last.metrics()
 
     return show
@@ -360,45 +326,14 @@ def _format_duration(seconds: float) -> str:
     return f"{minutes / 60:.1f} h"
 
 
-class TrainCommand(Command):
-    """``tokenv train``, alone or as one of the processes which torchrun started."""
-
-    def run(self, arguments: list[str]) -> Any:
-        """Run the command; only the first rank stores the run and returns its result."""
-        with init_from_torchrun() as ranks:
-            if ranks.size == 1:
-                return super().run(arguments)
-            with _report_errors_once(ranks):
-                return _distributed_command(self, ranks).run(arguments)
+def train_only(config: Config, resume: str | None, ranks: Ranks) -> None:
+    """Train as a rank which is not the first one: it stores and shows nothing."""
+    train(config, Path(), lambda *_: None, resume=load_resumed(resume), ranks=ranks)
 
 
-def _distributed_command(command: Command, ranks: Ranks) -> Command:
-    """Return the command which one of several ranks runs: all train, and the first one stores and shows the results."""
-
-    def resolve(names: list[str], updates: dict[str, Any]) -> TrainOptions:
-        options: TrainOptions = ranks.run_on_all_ranks(lambda: resolve_training(names, updates, ranks.size))
-        ranks.assert_consistent(_shared_facts(options))
-        return options
-
-    def shortcut(options: TrainOptions) -> Callable[[], Any] | None:
-        show = command.shortcut(options)
-        if ranks.is_first:
-            return show
-        if show is None:
-            return partial(_train_only, options, ranks)
-        return lambda: None
-
-    work = partial(train_and_show, ranks=ranks)
-    return Command(command.name, resolve, work, command.kind, command.stored, shortcut)
-
-
-def _train_only(options: TrainOptions, ranks: Ranks) -> None:
-    train(options.config, Path(), lambda *_: None, resume=_load_resumed(options), ranks=ranks)
-
-
-def _shared_facts(options: TrainOptions) -> dict[str, Any]:
+def shared_facts(config: Config, resume: str | None) -> dict[str, Any]:
     """Return what must be equal on all ranks, by name."""
-    values = options.config.as_dict()
+    values = config.as_dict()
     files = source_files()
     for plugin in plugins(values):
         files += plugin.files
@@ -406,14 +341,14 @@ def _shared_facts(options: TrainOptions) -> dict[str, Any]:
     for path in files:
         code.update(path.read_bytes())
     facts = flatten(values)
-    facts["resume"] = options.resume and Path(options.resume).name
+    facts["resume"] = resume and Path(resume).name
     facts["the digest of the code"] = code.hexdigest()[:16]
     facts["torch"] = torch.__version__
     return facts
 
 
 @contextmanager
-def _report_errors_once(ranks: Ranks) -> Iterator[None]:
+def report_errors_once(ranks: Ranks) -> Iterator[None]:
     """Let only the first rank report an error which all ranks raise, or which it has received from another rank.
 
     The others end with status 0, since torchrun ends all as soon as one fails, and the first may still be writing.
@@ -428,8 +363,3 @@ def _report_errors_once(ranks: Ranks) -> Iterator[None]:
         if ranks.is_first:
             raise
         raise SystemExit(0) from None
-
-
-COMMAND: Command = TrainCommand(
-    "train", resolve_training, train_and_show, TrainOptions, stored=True, shortcut=show_again
-)

@@ -12,7 +12,7 @@ from tokenv.config.class_options import options_given_up
 from tokenv.config.files import merge, resolve
 from tokenv.config.schema import EARLY_WEIGHT, Config
 from tokenv.core.conversion import check_keys, from_dict
-from tokenv.core.errors import COUNT, UserError, at_least, bounds, check_bounds
+from tokenv.core.errors import COUNT, UserError, at_least, bounds, check_bounds, refuse
 from tokenv.core.rates import check_rates
 from tokenv.series.config import ForecastRequest
 
@@ -140,39 +140,36 @@ class CompareOptions:
     only_protocols: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        if not self.runs and not self.methods:
-            raise UserError("nothing to compare: expected a comparison, such as compare-quick, or runs=[runs/1,runs/2]")
-        if not self.runs and not self.seeds:
-            raise UserError("seeds is empty: expected at least one whole number, such as seeds=[0,1,2]")
-        for key in ("seeds", "tune_seeds"):
-            if len(set(getattr(self, key))) < len(getattr(self, key)):
-                raise UserError(f"{key} = {getattr(self, key)!r}: expected every seed once, such as {key}=[0,1,2]")
+        stepwise = self.forecast is not None and not self.forecast.direct
+        refuse(
+            (
+                not self.runs and not self.methods,
+                "nothing to compare: expected a comparison, such as compare-quick, or runs=[runs/1,runs/2]",
+            ),
+            (not self.runs and not self.seeds, "seeds is empty: expected whole numbers, such as seeds=[0,1,2]"),
+            (
+                self.calibrate and stepwise,
+                "calibrate = True with forecast.direct = False: expected direct forecasts, which alone are made at a "
+                "shifted rate, or no calibration",
+            ),
+        )
+        for key, one in (("seeds", "seed"), ("tune_seeds", "seed"), ("rates", "rate")):
+            values = getattr(self, key)
+            refuse((len(set(values)) < len(values), f"{key} = {values!r}: expected every {one} once"))
         check_bounds(self)
         check_rates(self.rates)
-        if len(set(self.rates)) < len(self.rates):
-            raise UserError(f"rates = {self.rates!r}: expected every rate once, such as rates=[0.05,0.1,0.2]")
         _check_tuning(self.tune, self.tune_seeds, self.seeds)
         for name, changes in self.methods.items():
-            if not isinstance(changes, dict):
-                expected = "expected a section of what it changes, {} for nothing"
-                raise UserError(f"methods.{name} = {changes!r}: {expected}")
-        named = [("only", name) for name in self.only]
-        named += [("skip", name) for name in self.skip]
-        if self.reference:
-            named.append(("reference", self.reference))
-        for key, name in named:
-            if name not in self.methods and not self.runs:
-                raise UserError(f"{key} names {name!r}, which is no method: they are {', '.join(self.methods)}")
-        for name in self.only_protocols:
-            if name not in self.protocols:
-                raise UserError(
-                    f"only_protocols names {name!r}, which is none: they are {', '.join(self.protocols) or 'not given'}"
-                )
-        if self.calibrate and self.forecast is not None and not self.forecast.direct:
-            raise UserError(
-                "calibrate = True with forecast.direct = False: expected direct forecasts, which alone are made at a "
-                "shifted rate, or no calibration"
-            )
+            wrong = f"methods.{name} = {changes!r}: expected a section of what it changes, {{}} for nothing"
+            refuse((not isinstance(changes, dict), wrong))
+        known = f"which is no method: they are {', '.join(self.methods)}"
+        named = {"only": self.only, "skip": self.skip, "reference": [self.reference] * bool(self.reference)}
+        for key, names in named.items():
+            unknown = set(names).difference(self.methods)
+            refuse((unknown and not self.runs, f"{key} names {min(unknown, default='')!r}, {known}"))
+        unknown = set(self.only_protocols).difference(self.protocols)
+        known = ", ".join(self.protocols) or "not given"
+        refuse((unknown, f"only_protocols names {min(unknown, default='')!r}, which is none: they are {known}"))
 
     @property
     def evaluation_request(self) -> EvaluationRequest:
@@ -317,14 +314,12 @@ def _check_tuning(tune: Mapping[str, Any], tune_seeds: Sequence[int], seeds: Seq
     for key, values in tune.items():
         if not isinstance(values, list) or not values:
             raise UserError(f"tune.{key} = {values!r}: expected a list of values to try, such as [0.003, 0.01, 0.03]")
-    if tune and not tune_seeds:
-        raise UserError("tune_seeds is empty: expected at least one whole number, such as tune_seeds=[100,101]")
-    both = sorted(set(tune_seeds) & set(seeds))
-    if tune and both:
-        raise UserError(
-            f"tune_seeds = {list(tune_seeds)!r} and seeds = {list(seeds)!r} have {both[0]} in common: expected seeds "
-            "that tuning has not seen"
-        )
+    both = set(tune_seeds) & set(seeds)
+    given = f"tune_seeds = {list(tune_seeds)!r} and seeds = {list(seeds)!r}"
+    refuse(
+        (tune and not tune_seeds, "tune_seeds is empty: expected whole numbers, such as tune_seeds=[100,101]"),
+        (tune and both, f"{given} have {min(both, default='')} in common: expected seeds that tuning has not seen"),
+    )
 
 
 def _storable(methods: Mapping[str, Any] | None, tune: Mapping[str, Any] | None) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import dataclasses
+import functools
 import inspect
 import re
 import sys
@@ -15,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 from tokenv.core.conversion import Section, in_words, type_hints
+from tokenv.core.errors import UserError
+from tokenv.core.plugins import Registry
 
 SECTION = re.compile(r"^(?:Args|Attributes):$", re.MULTILINE)
 ENTRY = re.compile(r"^ {4}(\w+): (.+(?:\n {8,}.+)*)", re.MULTILINE)
@@ -38,31 +41,29 @@ class Key:
     expected: str
 
 
-def keys_of(sample: Any, prefix: str = "") -> Iterator[Key]:
+def keys_of(kind: type, prefix: str = "") -> Iterator[Key]:
     """Yield all keys of a dataclass of options, including those of its sections, in order.
 
     Args:
-        sample: valid instance.
+        kind: the dataclass.
         prefix: prefix of the keys' names.
     """
-    kind = type(sample)
     hints = type_hints(kind)
     descriptions = meanings(kind)
     for item in dataclasses.fields(kind):
-        value = getattr(sample, item.name)
+        default: Any = item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
         name = f"{prefix}{item.name}"
         if is_dataclass(hints[item.name]):
-            yield from keys_of(value, f"{name}.")
+            yield from keys_of(hints[item.name], f"{name}.")
         elif hints[item.name] == Section:
             kind_name = item.metadata.get("kind", item.name)
             yield Key(
                 f"{name}.name",
-                value.get("name"),
+                default.get("name"),
                 descriptions[item.name],
                 f"a name that tokenv list {kind_name}s shows",
             )
         else:
-            default = item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
             expected = item.metadata.get("expected", in_words(hints[item.name]))
             yield Key(name, default, descriptions[item.name], expected)
 
@@ -95,6 +96,20 @@ def sentence(target: str) -> str:
     return plain((ast.get_docstring(node) or "").partition("\n\n")[0])
 
 
+def describe(table: Registry) -> Iterator[tuple[str, str]]:
+    """Yield each name in a registry, and its description; those of other packages are not imported."""
+    for name in table.names():
+        try:
+            target = table.target(name) or ""
+            description = sentence(target)
+        except (LookupError, UserError) as error:  # of another package; the others are listed all the same
+            yield name, f"cannot be used: {error}"
+            continue
+        if name not in table:
+            description = f"{description} (from {target})".strip()
+        yield name, description
+
+
 def _node(module: str, attribute: str, hops: int = MAX_REEXPORTS) -> ast.ClassDef | ast.FunctionDef:
     """Return the definition of a class or function, also if the module imports it from another one."""
     for node in _tree(module).body:
@@ -115,6 +130,7 @@ def _absolute(module: str, node: ast.ImportFrom) -> str:
     return ".".join([*base[: -node.level], *([node.module] if node.module else [])])
 
 
+@functools.cache
 def _tree(module: str) -> ast.Module:
     origin = _spec(module).origin
     try:

@@ -10,6 +10,7 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from safetensors import SafetensorError
 
@@ -155,20 +156,19 @@ def check_encoding(path: str | Path) -> None:
         ) from None
 
 
-def check_output(key: str, path: str | None, *suffixes: str) -> None:
-    """Check that a file can be written, before hours of work.
+def output(*suffixes: str) -> dict[str, Any]:
+    """Return the metadata of a field which names a file to write, which is checked before hours of work.
 
     Args:
-        key: key which names the file.
-        path: value of the key; None for no file.
-        suffixes: endings of the files which are written, where ``path`` is only the beginning of their names.
-
-    Raises:
-        UserError: it is a folder or a device, or its folder does not exist.
+        suffixes: endings of the files which are written, where the field has only the beginning of their names.
     """
-    for suffix in suffixes or ("",) if path is not None else ():
-        target = Path(f"{path}{suffix}")
-        if not Path(str(path)).name or (target.exists() and not target.is_file()):
-            raise UserError(f"{key} = {path!r}: expected the name of a file to write, such as {key}=result")
-        if not target.parent.is_dir():
-            raise UserError(f"{key} = {path!r}: there is no folder {target.parent}: make it, or name another file")
+
+    def check(key: str, path: str | None) -> None:
+        for suffix in suffixes or ("",) if path is not None else ():
+            target = Path(f"{path}{suffix}")
+            if not Path(str(path)).name or (target.exists() and not target.is_file()):
+                raise UserError(f"{key} = {path!r}: expected the name of a file to write, such as {key}=result")
+            if not target.parent.is_dir():
+                raise UserError(f"{key} = {path!r}: there is no folder {target.parent}: make it, or name another file")
+
+    return {"check": check}

@@ -73,7 +73,8 @@ def from_dict(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     hints = type_hints(kind)
     for item in fields(kind):  # type: ignore[arg-type]
         if item.name not in values and item.default is MISSING and item.default_factory is MISSING:
-            raise UserError(f"{prefix}{item.name} is missing: expected {in_words(hints[item.name])}")
+            expected = item.metadata.get("expected", in_words(hints[item.name]))
+            raise UserError(f"{prefix}{item.name} is missing: expected {expected}")
     return kind(**{key: convert(value, hints[key], f"{prefix}{key}") for key, value in values.items()})
 
 

@@ -65,7 +65,7 @@ SEED = bounds("a whole number from 0 to 4294967295", lambda value: 0 <= value < 
 
 
 def check_bounds(options: Any, prefix: str = "") -> None:
-    """Check all fields of a dataclass which declare a range.
+    """Check all fields of a dataclass which declare a range, or a ``check`` of their key and value.
 
     Args:
         options: instance of the dataclass.
@@ -77,6 +77,22 @@ def check_bounds(options: Any, prefix: str = "") -> None:
     for item in fields(options):
         if "accepts" in item.metadata:
             check_value(f"{prefix}{item.name}", getattr(options, item.name), item.metadata)
+        if "check" in item.metadata:
+            item.metadata["check"](f"{prefix}{item.name}", getattr(options, item.name))
+
+
+def refuse(*wrong: tuple[object, str]) -> None:
+    """Raise the first message whose condition is true.
+
+    Args:
+        wrong: conditions which must not be, with a message each.
+
+    Raises:
+        UserError: one is true.
+    """
+    for condition, message in wrong:
+        if condition:
+            raise UserError(message)
 
 
 def check_value(key: str, value: Any, metadata: Mapping[Any, Any]) -> None:

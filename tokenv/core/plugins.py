@@ -72,25 +72,27 @@ def import_object(target: str) -> Any:
     return getattr(importlib.import_module(module), attribute)
 
 
-def find(kind: str, name: str, table: Registry) -> Callable[..., Any]:
+def find(kind: str, name: str, table: Registry, key: str = "") -> Callable[..., Any]:
     """Import the class or function with a name.
 
     Args:
         kind: section of the configuration, for messages, such as ``agent``.
         name: name in ``table``, or ``package.module:Class`` for one of your own.
         table: registry of names.
+        key: what names it, for messages; ``KIND.name`` if empty.
 
     Raises:
         UserError: the name is unknown, cannot be imported, or does not build an instance of the common base class.
     """
+    key = key or f"{kind}.name"
     if not isinstance(name, str):
-        raise UserError(f"{kind}.name = {name!r}: expected the name of one, or package.module:Class")
+        raise UserError(f"{key} = {name!r}: expected the name of one, or package.module:Class")
     if name.partition(":")[0].partition(".")[0] in sys.stdlib_module_names and ":" in name:
-        raise UserError(f"{kind}.name = {name!r} is of Python's own library: {_expected(kind, table)}")
+        raise UserError(f"{key} = {name!r} is of Python's own library: {_expected(kind, table)}")
     target = name if ":" in name else table.target(name)
     if target is None:
         hint = suggest(name, table.names())
-        raise UserError(f"{kind}.name = {name!r} is unknown: {hint} (or name your own as package.module:Class)")
+        raise UserError(f"{key} = {name!r} is unknown: {hint} (or name your own as package.module:Class)")
     module = target.partition(":")[0]
     try:
         target_object = import_object(target)
@@ -100,9 +102,9 @@ def find(kind: str, name: str, table: Registry) -> Callable[..., Any]:
             reason += f" (it is called tokenv.{error.name} now)"  # type: ignore[union-attr]
         elif isinstance(error, ModuleNotFoundError) and module.split(".")[0] == error.name:
             reason += f": for {error.name}.py in the current folder write PYTHONPATH=. before the command"
-        raise UserError(f"{kind}.name = {name!r} cannot be imported: {reason}") from error
+        raise UserError(f"{key} = {name!r} cannot be imported from {module}: {reason}") from error
     if not _may_build(target_object, table.base()):
-        raise UserError(f"{kind}.name = {name!r} is {target_object!r}: {_expected(kind, table)}")
+        raise UserError(f"{key} = {name!r} is {target_object!r}: {_expected(kind, table)}")
     return target_object
 
 

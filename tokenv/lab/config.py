@@ -12,8 +12,9 @@ from tokenv.config import registry
 from tokenv.config.files import merge, nest_key
 from tokenv.config.literals import check_plain
 from tokenv.config.schema import IDENTITY, Config
+from tokenv.core.atomic import output
 from tokenv.core.conversion import convert, from_dict
-from tokenv.core.errors import COUNT, POSITIVE, SEED, UserError, at_least, bounds, check_bounds
+from tokenv.core.errors import COUNT, POSITIVE, SEED, UserError, at_least, bounds, check_bounds, refuse
 
 RANKS = "ranks"  # a size which is no key of the configuration
 DEFAULT_ESTIMATORS = (
@@ -89,7 +90,7 @@ class BenchOptions:
     plan: bool = False
     peak_tflops: float = field(default=989.0, metadata=POSITIVE)
     utilisation: float = field(default=0.4, metadata=bounds("a share above 0 and at most 1", lambda x: 0 < x <= 1))
-    out: str = "scaling"
+    out: str = field(default="scaling", metadata=output(".csv", ".png"))
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -102,10 +103,12 @@ class BenchOptions:
         for number in self.samples:
             if number < 2:
                 raise UserError(f"samples = {self.samples!r}: expected at least 2 of each, to measure their spread")
-        if self.plan and (self.samples or self.scaling or self.rates):
-            raise UserError("plan = True: expected neither samples, scaling nor rates beside it")
-        if self.samples and (self.scaling or self.rates):
-            raise UserError(f"samples = {self.samples!r}: expected neither scaling nor rates beside it")
+        others = self.scaling or self.rates
+        beside = "scaling nor rates beside it"
+        refuse(
+            (self.plan and (self.samples or others), f"plan = True: expected neither samples, {beside}"),
+            (self.samples and others, f"samples = {self.samples!r}: expected neither {beside}"),
+        )
         for key, values in self.scaling.items():
             if not isinstance(values, list) or not values or not all(type(value) in (int, float) for value in values):
                 raise UserError(f"scaling.{key} = {values!r}: expected a list of sizes, such as [1024, 4096]")
@@ -214,12 +217,11 @@ class VarianceOptions:
         if isinstance(self.estimators, str):
             raise UserError(f"estimators = {self.estimators!r}: expected a list, such as ['reinforce', 'rloo']")
         check_bounds(self)
-        if self.length > self.config.data.seq_len:
-            raise UserError(
-                f"seq_len = {self.seq_len} is longer than the run's data.seq_len = {self.config.data.seq_len}"
-            )
-        if not self.specifications:
-            raise UserError("estimators is empty: expected at least one name, such as ['reinforce']")
+        longest = self.config.data.seq_len
+        refuse(
+            (self.length > longest, f"seq_len = {self.seq_len} is longer than the run's data.seq_len = {longest}"),
+            (not self.specifications, "estimators is empty: expected at least one name, such as ['reinforce']"),
+        )
 
     @property
     def length(self) -> int:

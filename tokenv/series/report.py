@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,10 +11,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
+from tqdm import tqdm
 
 from tokenv.data.corpus import Corpus
 from tokenv.evaluation.evaluator import EvalOptions, evaluate_sequences
 from tokenv.evaluation.loaded_run import LoadedRun
+from tokenv.plotting.console import csv_rows
 from tokenv.plotting.figures import (
     change_handle,
     date_labels,
@@ -28,10 +30,11 @@ from tokenv.plotting.theme import BLUE, GREEN, ORANGE, PINK, SKY, with_error
 from tokenv.series.contexts import Array
 from tokenv.series.forecaster import ForecastBatch
 from tokenv.series.patches import SeriesExcerpt, make_excerpts
-from tokenv.series.scores import ForecastScore
+from tokenv.series.scores import ForecastScore, ScoreAccumulator
 
 _TRUTH = "0.15"
 _BASELINES = (GREEN, SKY, PINK, "0.5")
+PICTURE_SERIES = 4  # forecasts in the picture
 MIN_Z_SCORE = 2.0  # between two forecasts whose difference is clear
 
 
@@ -177,6 +180,59 @@ def forecast_rows(each: ForecastExcerpt) -> Iterator[list[Any]]:
         value_HQ = np.column_stack([each.mean_HC[:, channel], each.quantile_QHC[:, :, channel].T]).tolist()
         for step, (date, values, truth) in enumerate(zip(dates, value_HQ, truth_H, strict=True), 1):
             yield [each.name, column, step, date, *values, truth]
+
+
+@dataclass(frozen=True)
+class WrittenForecasts:
+    """What is kept of all forecasts, whose values are in a file.
+
+    Attributes:
+        scores: scores of the forecasts whose actual values are known.
+        source: source of the quantiles.
+        pictured: some forecasts, evenly over all.
+        stored: all forecasts, or those pictured if there are too many to keep.
+    """
+
+    scores: ScoreAccumulator
+    source: str
+    pictured: list[ForecastExcerpt]
+    stored: list[ForecastExcerpt]
+
+
+def write_forecasts(
+    batches: Iterable[ForecastBatch], total: int, quantiles: Sequence[float], table: Path, *, most: int, progress: bool
+) -> WrittenForecasts:
+    """Score forecasts batch by batch, and write each into a CSV file.
+
+    Args:
+        batches: forecasts, computed as they are read.
+        total: number of forecasts.
+        quantiles: their probabilities.
+        table: file to write.
+        most: maximum number of forecasts to keep.
+        progress: show a progress bar.
+    """
+    pictured = {round(i * (total - 1) / (PICTURE_SERIES - 1)) for i in range(PICTURE_SERIES)}
+    scores = ScoreAccumulator(quantiles)
+    source = ""
+    kept: dict[int, ForecastExcerpt] = {}
+    number = 0
+    with (
+        csv_rows(table, forecast_header(quantiles)) as write,
+        tqdm(total=total, desc="forecast", leave=False, disable=not progress) as bar,
+    ):
+        for batch in batches:
+            source = batch.forecast.distribution.source
+            if batch.batch.truth_BHC is not None:
+                scores.add(batch.forecast.distribution, batch.quantile_BQHC, batch.batch, batch.point_BHC)
+            for each in iter_series(batch):
+                for row in forecast_rows(each):
+                    write(row)
+                if total <= most or number in pictured:
+                    kept[number] = each
+                number += 1
+            bar.update(len(batch.batch.names))
+    return WrittenForecasts(scores, source, [kept[i] for i in sorted(pictured)], list(kept.values()))
 
 
 def score_rows(score: ForecastScore, total: int, horizon: int) -> dict[str, str]:
