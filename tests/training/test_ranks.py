@@ -97,7 +97,6 @@ def every_case(folder):
         {"name": "exact_count"},
     ):
         cases[f"agent {agent['name']}"] = {**TINY, "agent": agent}
-    cases["direct"] = merge(TINY, {"codec": {"horizon": 3}, "loss": {"auxiliary": 1.0}})
     cases = {name: (case, {"ragged": True}) for name, case in cases.items()}
     cases["frozen"] = of_estimator("rloo", 2), {"frozen": True}
     cases["series"] = series, {}
