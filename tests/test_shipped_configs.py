@@ -61,8 +61,7 @@ def check_comparison(name: str, folder: Path, only: list[str] | None) -> None:
     wanted = set(only or settings["methods"])
     assert methods_in_report(folder) == wanted
     models = {str(settings["methods"][method].get("model")) for method in wanted} if settings.get("pretrain") else ()
-    # Methods which are alike once they are shrunk, such as two windows, share a run.
-    assert 1 < len(stored(folder, "tokenv-train")) <= len(wanted) + len(models)
+    assert len(stored(folder, "tokenv-train")) == len(wanted) + len(models)
 
 
 @pytest.mark.parametrize("name", sorted(OF_COMPARISONS - OF_PROTOCOLS))

@@ -61,6 +61,9 @@ def test_its_callback_acts_before_and_after_training(site, tmp_path, tiny_settin
     assert int(first) == 0
     assert int(last) >= config["train"]["symbols"]
     assert before != after
+    without_package = "import tokenv; print(tokenv.load('runs/1').config.callbacks)"
+    loaded = run(tmp_path, tmp_path, "-c", without_package)  # only training needs it
+    assert "largest_weight" in loaded.stdout, loaded.stderr
     wrong = run(site, tmp_path, "-m", "tokenv", "train", "with", "c.yaml", "callbacks=[{'name': 'largest'}]")
     assert wrong.returncode == 2
     assert "callbacks.name = 'largest' is unknown: did you mean 'largest_weight'?" in wrong.stderr

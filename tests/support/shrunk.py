@@ -34,7 +34,7 @@ CONFIGS = {path.stem: path for path in sorted((ROOT / "configs").glob("*.yaml"))
 TEXTS, BOOKS, TABLE = "texts.jsonl", "books", "ETTh1.csv"
 ETT = ("HUFL", "HULL", "MUFL", "MULL", "LUFL", "LULL", "OT")
 
-MODEL = {"width": 16, "heads": 2, "down_layers": 1, "mid_layers": 1, "up_layers": 1, "window": 8}
+MODEL = {"width": 16, "heads": 2, "down_layers": 1, "mid_layers": 1, "up_layers": 1, "window": 6}
 RUN = {
     "data": {"seq_len": 48},
     "model": MODEL,

@@ -28,6 +28,7 @@ from tokenv.core.errors import UserError
 from tokenv.core.rates import RateRange, mean_rate
 from tokenv.core.terminology import Terminology
 from tokenv.plotting.theme import in_words
+from tokenv.series.config import DirectHeadConfig
 
 AGREEMENT = ("precision", "recall", "f1")
 LEARNERS_SETTING = ("estimator", "rate_target")
@@ -106,7 +107,7 @@ class ComparedMethod:
     def reads_ahead(self) -> bool:
         """Whether its boundaries depend on symbols which are still to be predicted."""
         config = self.runs[0].config
-        return reads_ahead(config.agent) and not config.codec.get("direct", False)
+        return reads_ahead(config.agent) and not DirectHeadConfig.of(config.codec).direct
 
     def imitation_bits(self, agent: Mapping[str, Any]) -> float:
         """Return the bits per symbol at which its policy predicts an agent's boundaries from the past, mean over runs.

@@ -290,6 +290,7 @@ def check_components(config: Config, world: int = 1, *, read_files: bool = True)
     device = torch.device("meta")
     with device:
         codec = _build_codec(config)
+        build_callbacks(config, codec)
         precision = resolve_precision(config.hardware.precision, device)
         agent, estimator, _, imitation = _build_learners(config, codec, precision, read_files=read_files)
     learners = _present(agent, estimator, imitation)
@@ -302,8 +303,6 @@ def check_components(config: Config, world: int = 1, *, read_files: bool = True)
 def _build_codec(config: Config) -> Codec:
     codec = build_codec(config.codec, config.model, config.data.options.codec_options)
     config.data.options.check_run(config, codec)
-    for callback in build_callbacks(config.callbacks):
-        callback.check(config, codec)
     return codec
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from tokenv.core.errors import UserError
@@ -37,15 +36,17 @@ class Callback:
 CALLBACKS = Registry("tokenv.callbacks", {}, base="tokenv.core.callbacks:Callback")
 
 
-def build_callbacks(sections: Sequence[Mapping[str, Any]]) -> list[Callback]:
-    """Build the callbacks of a run.
+def build_callbacks(config: Any, codec: Any) -> list[Callback]:
+    """Build the callbacks of a run, and check that it can have them; see ``Callback.check`` for the arguments.
 
     Raises:
-        UserError: one has no name, is unknown, or rejects an option.
+        UserError: one has no name, is unknown, rejects an option, or does not fit the run.
     """
     callbacks = []
-    for section in sections:
+    for section in config.callbacks:
         if "name" not in section:
-            raise UserError(f"callbacks = {list(sections)}: expected a name in each, such as [{{'name': 'shrink'}}]")
-        callbacks.append(build("callbacks", section, CALLBACKS))
+            raise UserError(f"callbacks = {config.callbacks}: expected a name in each, such as [{{'name': 'shrink'}}]")
+        callback: Callback = build("callbacks", section, CALLBACKS)
+        callback.check(config, codec)
+        callbacks.append(callback)
     return callbacks

@@ -62,8 +62,7 @@ class Registry(dict[str, str]):
 
     def base(self) -> type:
         """Import the common base class."""
-        base: type = import_object(self._base)
-        return base
+        return import_object(self._base)
 
 
 def import_object(target: str) -> Any:

@@ -259,7 +259,7 @@ class Decoder:
         dtype: precision of the steps, float32 or finer.
         position_B: symbols which each row has finished.
         count_B: tokens of each row.
-        elapsed_B: symbols of each row since its newest boundary.
+        elapsed_B: symbols of each row since its newest boundary, counted with ``model.elapsed``.
         x_BD: X_i of each row, from the last ``encode``.
     """
 
@@ -366,9 +366,9 @@ class Decoder:
                 self.count_B + self._leading,
             )
         self.count_B = self.count_B + boundary_B
-        self.elapsed_B = (self.elapsed_B + 1).masked_fill(boundary_B, 0)
         y_BD = self.pooling.read(x_BD, token_BD, boundary_B, boundary_prob_B)
         if self.lm.config.elapsed:
+            self.elapsed_B = (self.elapsed_B + 1).masked_fill(boundary_B, 0)
             y_BD = y_BD + self.lm.elapsed(self.elapsed_B)
         parameters_BP = self.up.step(y_BD, self._rotary, self.position_B)
         self.position_B = self.position_B + 1

@@ -140,7 +140,6 @@ class SeriesCodec(Codec):
         if linear_path and not direct:
             raise ValueError(f"codec.linear_path = {linear_path} without codec.direct: expected codec.direct=True")
         self.horizon = horizon
-        self.direct = direct
         self.linear_path = linear_path
         if direct:
             self.trailing = horizon

@@ -55,11 +55,11 @@ class ForecastBatch:
     point_BHC: Mapping[str, Array]
 
 
-def check_horizon(model: DirectHeadConfig | SeriesCodec, horizon: int, *, direct: bool, covariates: int) -> None:
+def check_horizon(model: DirectHeadConfig, horizon: int, *, direct: bool, covariates: int) -> None:
     """Check that a model can forecast so many steps.
 
     Args:
-        model: codec of the model, or what the configuration says of it.
+        model: what the model's codec says of the direct head.
         horizon: number of steps.
         direct: whether its direct head forecasts.
         covariates: number of covariates which it reads.
@@ -144,7 +144,8 @@ def forecast(
     covariates = batch.symbol_BL.shape[2] - batch.channel_BL.shape[2]
     codec = components.lm.codec
     assert isinstance(codec, SeriesCodec)
-    check_horizon(codec, horizon, direct=direct, covariates=covariates)
+    head = DirectHeadConfig(codec.horizon, codec.trailing > 0, codec.linear_path)
+    check_horizon(head, horizon, direct=direct, covariates=covariates)
     generator = generator or torch.Generator(components.lm.head.weight.device).manual_seed(options.seed)
     if direct:
         return _direct_forecast(components, batch, horizon, generator, options)

@@ -181,7 +181,7 @@ class Trainer:
         device = self.ranks.device(config.hardware.device)
         self.components = build_components(config, device, read_files=resume is None, world=self.ranks.size)
         self.device = self.components.lm.head.weight.device
-        self.callbacks = build_callbacks(config.callbacks)
+        self.callbacks = build_callbacks(config, self.components.lm.codec)
         self.corpus = load_corpus(config.data, progress=self.progress)
         if resume is None and config.init_from is None:
             config.data.options.prepare_model(self.components.lm, self.corpus.dataset)
