@@ -24,7 +24,11 @@ def forced_action(observation: Observation) -> Tensor:
 
 
 def agent_output(
-    action: Tensor, prob: Tensor, log_prob: Tensor | None = None, entropy: Tensor | None = None, **further: Tensor
+    action: Tensor,
+    prob: Tensor,
+    log_prob: Tensor | None = None,
+    entropy: Tensor | None = None,
+    **further: Tensor,
 ) -> TensorDict:
     """Return the outputs of an agent as a TensorDict of the action's shape.
 
@@ -61,7 +65,9 @@ def forced_or(observation: Observation, boundary: Tensor) -> Tensor:
     return torch.where(observation[keys.DECISION_MASK], boundary.long(), forced_action(observation))
 
 
-def deterministic_output(observation: TensorDictBase, boundary: Tensor, dtype: torch.dtype) -> TensorDict:
+def deterministic_output(
+    observation: TensorDictBase, boundary: Tensor, dtype: torch.dtype
+) -> TensorDict:
     """Return the outputs of a deterministic agent.
 
     Args:
@@ -86,11 +92,16 @@ def boundary_count(rate: float, seq_len: int) -> tuple[int, int]:
         ValueError: ``rate`` outside (0, 1], or so low that not even the first symbol draws a boundary.
     """
     if not 0 < rate <= 1:
-        raise ValueError(f"agent.rate = {rate}: expected boundaries per symbol in (0, 1], such as 0.2")
+        raise ValueError(
+            f"agent.rate = {rate}: expected boundaries per symbol in (0, 1], such as 0.2"
+        )
     positions = max(seq_len - 1, 1)
-    count = min(int(seq_len * rate + 1e-9), positions)  # the small number undoes the rounding of products as 10 * 0.3
+    # the small number undoes the rounding of products as 10 * 0.3
+    count = min(int(seq_len * rate + 1e-9), positions)
     if count < 1:
-        raise ValueError(f"agent.rate = {rate} draws no boundary in {seq_len} symbols: expected at least 1 / {seq_len}")
+        raise ValueError(
+            f"agent.rate = {rate} draws no boundary in {seq_len} symbols: expected at least 1 / {seq_len}"
+        )
     return positions, count
 
 
@@ -117,7 +128,8 @@ class BoundaryDistribution(Distribution):
         self.logits = logits
         self.decision_mask = decision_mask
         self.forced = forced
-        self._batch_shape, self._event_shape = logits.shape, torch.Size()  # all that the base class would do
+        # all that the base class would do
+        self._batch_shape, self._event_shape = logits.shape, torch.Size()
 
     def _choose(self, drawn: Tensor) -> Tensor:
         return torch.where(self.decision_mask, drawn.long(), self.forced)
@@ -130,7 +142,12 @@ class BoundaryDistribution(Distribution):
         """Draw actions of shape ``sample_shape + logits.shape``."""
         with torch.no_grad():
             return self.from_noise(
-                torch.rand(*sample_shape, *self.logits.shape, device=self.logits.device, dtype=self.logits.dtype)
+                torch.rand(
+                    *sample_shape,
+                    *self.logits.shape,
+                    device=self.logits.device,
+                    dtype=self.logits.dtype,
+                )
             )
 
     @property
@@ -143,7 +160,9 @@ class BoundaryDistribution(Distribution):
     @property
     def mean(self) -> Tensor:
         """Boundary probability; 0 or 1 where forced."""
-        return torch.where(self.decision_mask, self.logits.sigmoid(), self.forced.to(self.logits.dtype))
+        return torch.where(
+            self.decision_mask, self.logits.sigmoid(), self.forced.to(self.logits.dtype)
+        )
 
     def log_prob(self, value: Tensor) -> Tensor:
         """Return ``log pi(a) = a l - log(1 + exp(l))`` in nats, with the logits' shape."""
@@ -157,12 +176,18 @@ class BoundaryDistribution(Distribution):
 
     def to_tensordict(self, action: Tensor) -> TensorDict:
         """Return the outputs of a policy with this distribution: action, log-probability and the rest, [.., B, T]."""
-        dist = BoundaryDistribution(self.logits.expand(action.shape), self.decision_mask, self.forced)
+        dist = BoundaryDistribution(
+            self.logits.expand(action.shape), self.decision_mask, self.forced
+        )
         logits = {keys.BOUNDARY_LOGITS: dist.logits}
-        return agent_output(action, dist.mean.detach(), dist.log_prob(action), dist.entropy(), **logits)
+        return agent_output(
+            action, dist.mean.detach(), dist.log_prob(action), dist.entropy(), **logits
+        )
 
 
-def check_exact_count(dist: BoundaryDistribution, action: Tensor, name: str, count: int | str) -> None:
+def check_exact_count(
+    dist: BoundaryDistribution, action: Tensor, name: str, count: int | str
+) -> None:
     """Check that a policy with an exact count can draw these boundaries.
 
     Args:
@@ -323,7 +348,8 @@ class Agent(TensorDictModuleBase, ABC):
             observation: what ``forward`` reads, ``noise`` included, [B, ..] each.
         """
         tensordict = TensorDict(dict(observation), batch_size=observation[keys.POSITION].shape)
-        acted: TensorDictBase = self(tensordict.clone())  # a copy: the agent cannot change symbols or likelihoods
+        # a copy: the agent cannot change symbols or likelihoods
+        acted: TensorDictBase = self(tensordict.clone())
         return acted
 
     def compile_draw(self) -> None:

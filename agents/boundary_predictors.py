@@ -42,7 +42,9 @@ class Nawrot(Policy):
     def __init__(self, width: int, rate: float = 0.2) -> None:
         super().__init__()
         if not 0 < rate < 1:
-            raise ValueError(f"agent.rate = {rate}: expected boundaries per symbol in (0, 1), such as 0.2")
+            raise ValueError(
+                f"agent.rate = {rate}: expected boundaries per symbol in (0, 1), such as 0.2"
+            )
         last = nn.Linear(4 * width, 1)
         # Small, so that probabilities start near the rate; not zero, so that the first layer learns from the start.
         nn.init.normal_(last.weight, std=0.1 / math.sqrt(4 * width))
@@ -53,7 +55,9 @@ class Nawrot(Policy):
         """Return the distribution of the actions for observations of any batch shape (TorchRL's actor interface)."""
         encoding = tensordict[keys.ENCODING].to(next(self.predictor.parameters()).dtype)
         logits = self.predictor(encoding).squeeze(-1)
-        return BoundaryDistribution(logits, tensordict[keys.DECISION_MASK], forced_action(tensordict))
+        return BoundaryDistribution(
+            logits, tensordict[keys.DECISION_MASK], forced_action(tensordict)
+        )
 
     def draw(self, observation: TensorDictBase, noise: Tensor) -> TensorDict:
         """Draw all boundaries at once; the actions are those of ``forward`` for the same noise."""
@@ -95,14 +99,19 @@ class HNet(Agent):
 
     def _probability(self, observation: Observation, previous: Tensor) -> Tensor:
         encoding = observation[keys.ENCODING].to(self.key.weight.dtype)
-        cosine = F.cosine_similarity(self.query(previous.to(encoding.dtype)), self.key(encoding), dim=-1)
+        cosine = F.cosine_similarity(
+            self.query(previous.to(encoding.dtype)), self.key(encoding), dim=-1
+        )
         forced = forced_action(observation).to(encoding.dtype)
         return torch.where(observation[keys.DECISION_MASK], ((1 - cosine) / 2).clamp(0, 1), forced)
 
     @staticmethod
     def _output(prob: Tensor, action: Tensor) -> TensorDict:
         prob = prob.expand(action.shape)
-        further = {keys.BOUNDARY: prob, keys.BOUNDARY_LOGITS: prob.clamp(MARGIN, 1 - MARGIN).logit()}
+        further = {
+            keys.BOUNDARY: prob,
+            keys.BOUNDARY_LOGITS: prob.clamp(MARGIN, 1 - MARGIN).logit(),
+        }
         return agent_output(action, prob, **further)
 
     def _probabilities(self, observation: TensorDictBase) -> Tensor:

@@ -77,11 +77,14 @@ class BPE(Agent):
         """Tokenize whole sequences, padding left out; K samples are K times the same."""
         symbol_BT = observation[keys.SYMBOL]
         decided_BT = observation[keys.DECISION_MASK]
-        length_B = 1 + decided_BT.sum(-1)  # a decision is made at all symbols but the first and the padding
+        # a decision is made at all symbols but the first and the padding
+        length_B = 1 + decided_BT.sum(-1)
         rows = zip(symbol_BT.tolist(), length_B.tolist(), strict=True)
         texts = [bytes(row[:length]).decode("latin-1") for row, length in rows]
         is_start_BT = torch.zeros(symbol_BT.shape, dtype=torch.bool)
-        for is_start_T, encoding in zip(is_start_BT, self.tokenizer.encode_batch(texts), strict=True):
+        for is_start_T, encoding in zip(
+            is_start_BT, self.tokenizer.encode_batch(texts), strict=True
+        ):
             is_start_T[[start for start, _ in encoding.offsets]] = True
         boundary_BT = is_start_BT.to(symbol_BT.device)
         return deterministic_output(observation, boundary_BT.expand(noise.shape), noise.dtype)
@@ -110,7 +113,9 @@ class BPE(Agent):
             ValueError: the bytes are not a tokenizer of bytes.
         """
         if len(state):
-            self._tokenizer = _parse_tokenizer(state.cpu().numpy().tobytes(), "the stored tokenizer")
+            self._tokenizer = _parse_tokenizer(
+                state.cpu().numpy().tobytes(), "the stored tokenizer"
+            )
 
 
 def _read_tokenizer(path: Path) -> Tokenizer:

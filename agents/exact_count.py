@@ -30,7 +30,8 @@ from tokenv.agents.learned import Learned
 from tokenv.core import keys
 from tokenv.core.rates import RateRange
 
-NEVER = -1e30  # log of 0: of empty sums, and of impossible odds; finite, so that gradients are not NaN
+# log of 0: of empty sums, and of impossible odds; finite, so that gradients are not NaN
+NEVER = -1e30
 
 
 class ExactCount(Learned):
@@ -60,7 +61,13 @@ class ExactCount(Learned):
         rates: range of the target rates; every sequence then has its own number.
     """
 
-    in_keys = [keys.ENCODING, keys.LAST_ACTIONS, keys.POSITION, keys.DECISION_MASK, keys.TOKEN_COUNT]
+    in_keys = [
+        keys.ENCODING,
+        keys.LAST_ACTIONS,
+        keys.POSITION,
+        keys.DECISION_MASK,
+        keys.TOKEN_COUNT,
+    ]
     fixed_count = True
 
     def __init__(
@@ -75,7 +82,9 @@ class ExactCount(Learned):
     ) -> None:
         super().__init__(width, rate, window, scale, softcap, rates=rates)
         self.seq_len = seq_len
-        self.num_positions, self.count = boundary_count(rate if rates is None else rates.min, seq_len)
+        self.num_positions, self.count = boundary_count(
+            rate if rates is None else rates.min, seq_len
+        )
 
     @property
     def autoregressive(self) -> bool:
@@ -84,9 +93,15 @@ class ExactCount(Learned):
 
     def _counts(self, observation: Observation) -> int | Tensor:
         """Return the number of boundaries of the whole sequence."""
-        return self.count if self.rates is None else boundary_counts(observation[keys.TARGET_RATE], self.seq_len)
+        return (
+            self.count
+            if self.rates is None
+            else boundary_counts(observation[keys.TARGET_RATE], self.seq_len)
+        )
 
-    def _tilt(self, logits: Tensor, observation: Observation, token_count: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _tilt(
+        self, logits: Tensor, observation: Observation, token_count: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return the tilted logits, where a decision is free, and the actions where it is not."""
         left = (self._counts(observation) - token_count).clamp(min=0)
         positions = (self.num_positions - observation[keys.POSITION]).clamp(min=1)
@@ -95,14 +110,18 @@ class ExactCount(Learned):
         start = self.bias if self.rates is None else self._initial_logit(observation)
         return logits + odds.to(logits.dtype).log() - start, free, (left >= positions).long()
 
-    def _distribution(self, logits: Tensor, observation: Observation, token_count: Tensor) -> BoundaryDistribution:
+    def _distribution(
+        self, logits: Tensor, observation: Observation, token_count: Tensor
+    ) -> BoundaryDistribution:
         decision_mask = observation[keys.DECISION_MASK]
         tilted, free, forced = self._tilt(logits, observation, token_count)
         forced = torch.where(decision_mask, forced, forced_action(observation).expand(forced.shape))
         return BoundaryDistribution(tilted, decision_mask & free, forced)
 
     @torch.no_grad()
-    def _solve_actions(self, projected: Tensor, noise: Tensor, observation: TensorDictBase) -> Tensor:
+    def _solve_actions(
+        self, projected: Tensor, noise: Tensor, observation: TensorDictBase
+    ) -> Tensor:
         """Draw one position after the other: the count so far matters, and changes too often for Jacobi iteration."""
         actions: list[Tensor] = []
         count = torch.zeros(noise.shape[:-1], dtype=torch.long, device=noise.device)
@@ -110,7 +129,9 @@ class ExactCount(Learned):
         for i in range(noise.shape[-1]):
             earlier = [actions[i - j] if i >= j else nothing for j in range(1, self.window + 1)]
             logits = self._logits(projected[..., i, :], earlier).expand(noise.shape[:-1])
-            action = self._distribution(logits, observation[..., i], count).from_noise(noise[..., i])
+            action = self._distribution(logits, observation[..., i], count).from_noise(
+                noise[..., i]
+            )
             count = count + action
             actions.append(action)
         return torch.stack(actions, -1)
@@ -128,8 +149,15 @@ class ExactCount(Learned):
             ValueError: this policy would never draw them.
         """
         with torch.no_grad():
-            dist = self._distribution_given(self._condition_on_rate(observation), action, observation)
-        check_exact_count(dist, action, "exact_count", self.count if self.rates is None else "the requested number of")
+            dist = self._distribution_given(
+                self._condition_on_rate(observation), action, observation
+            )
+        check_exact_count(
+            dist,
+            action,
+            "exact_count",
+            self.count if self.rates is None else "the requested number of",
+        )
         return super().score(observation, action)
 
     def get_dist(self, tensordict: Observation) -> BoundaryDistribution:
@@ -172,7 +200,9 @@ def decision_logits(log_odds: Tensor, after: Tensor, left: Tensor) -> Tensor:
         The log odds, in the shape of ``left``.
     """
     after = after.expand(*left.shape, after.shape[-1])
-    with_one, without = (after.gather(-1, c.unsqueeze(-1)).squeeze(-1) for c in ((left - 1).clamp(min=0), left))
+    with_one, without = (
+        after.gather(-1, c.unsqueeze(-1)).squeeze(-1) for c in ((left - 1).clamp(min=0), left)
+    )
     return log_odds + with_one - without
 
 
@@ -211,7 +241,13 @@ class ConditionalBernoulli(Policy):
     fixed_count = True
 
     def __init__(
-        self, width: int, seq_len: int, rate: float = 0.2, reach: int = 8, hidden: int = 32, softcap: float = 10.0
+        self,
+        width: int,
+        seq_len: int,
+        rate: float = 0.2,
+        reach: int = 8,
+        hidden: int = 32,
+        softcap: float = 10.0,
     ) -> None:
         super().__init__()
         if reach < 1 or hidden < 1:
@@ -241,9 +277,13 @@ class ConditionalBernoulli(Policy):
         encoding = observation[keys.ENCODING].to(self.read.weight.dtype)
         read = self.read(F.layer_norm(encoding, encoding.shape[-1:])) * known
         padded = F.pad(read, (0, 0, self.reach, self.reach))
-        near = torch.stack([padded[..., j : j + read.shape[-2], :] * tap for j, tap in enumerate(self.near)]).sum(0)
+        near = torch.stack(
+            [padded[..., j : j + read.shape[-2], :] * tap for j, tap in enumerate(self.near)]
+        ).sum(0)
         distance = (number - observation[keys.POSITION].unsqueeze(-1)).clamp(min=1).to(read.dtype)
-        position = self.place(torch.cat([distance / number, distance.log() / number.to(read.dtype).log1p()], -1))
+        position = self.place(
+            torch.cat([distance / number, distance.log() / number.to(read.dtype).log1p()], -1)
+        )
         hidden = F.gelu(near + position) * known
         mean = (hidden.sum(-2, keepdim=True) / number).expand_as(hidden)
         logits = self.out(F.gelu(self.mix(torch.cat([hidden, mean], -1)))).squeeze(-1)
@@ -263,7 +303,9 @@ class ConditionalBernoulli(Policy):
         free = decision_mask & (left > 0) & (left < remaining)
         logits = torch.where(free, decision_logits(log_odds, after, left), 0.0)
         forced = (decision_mask & (left > 0) & (left >= remaining)).long()
-        return BoundaryDistribution(logits, free, torch.where(decision_mask, forced, forced_action(observation)))
+        return BoundaryDistribution(
+            logits, free, torch.where(decision_mask, forced, forced_action(observation))
+        )
 
     def _left(self, observation: TensorDictBase, action: Tensor) -> Tensor:
         """Return the boundaries which are left to draw at each position; 0 if more were drawn than the count."""
@@ -278,7 +320,9 @@ class ConditionalBernoulli(Policy):
         return self._distribution_given(observation, log_odds, after, action).to_tensordict(action)
 
     @torch.no_grad()
-    def _solve_actions(self, observation: TensorDictBase, log_odds: Tensor, after: Tensor, noise: Tensor) -> Tensor:
+    def _solve_actions(
+        self, observation: TensorDictBase, log_odds: Tensor, after: Tensor, noise: Tensor
+    ) -> Tensor:
         decision_mask = observation[keys.DECISION_MASK]
         forced = forced_action(observation)
         remaining = decision_mask.flip(-1).cumsum(-1).flip(-1)

@@ -49,10 +49,14 @@ class _Fixed(Agent):
 
     in_keys = [keys.POSITION, keys.TOKEN_COUNT, keys.DECISION_MASK]
 
-    def __init__(self, rate: float, seq_len: int, rounding: str = "down", rates: RateRange | None = None) -> None:
+    def __init__(
+        self, rate: float, seq_len: int, rounding: str = "down", rates: RateRange | None = None
+    ) -> None:
         super().__init__()
         self.seq_len = seq_len
-        self.num_positions, self.count = boundary_count(rate if rates is None else rates.min, seq_len)
+        self.num_positions, self.count = boundary_count(
+            rate if rates is None else rates.min, seq_len
+        )
         if rounding not in ROUNDINGS:
             raise ValueError(f"agent.rounding = {rounding!r}: expected {' or '.join(ROUNDINGS)}")
         self.rounding = rounding
@@ -69,7 +73,9 @@ class _Fixed(Agent):
 
     def _count(self, first_noise: Tensor, observation: Observation) -> Tensor:
         """Return the number of boundaries of the whole sequence, int64 of the noise's shape."""
-        rate = None if self.rates is None else observation[keys.TARGET_RATE].expand(first_noise.shape)
+        rate = (
+            None if self.rates is None else observation[keys.TARGET_RATE].expand(first_noise.shape)
+        )
         if self.rounding == "down":
             if rate is not None:
                 return boundary_counts(rate, self.seq_len)
@@ -197,7 +203,9 @@ class RandomRate(Agent):
 
     @staticmethod
     def _act(observation: Observation, rate: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        prob = torch.where(observation[keys.DECISION_MASK], rate, forced_action(observation).to(noise.dtype))
+        prob = torch.where(
+            observation[keys.DECISION_MASK], rate, forced_action(observation).to(noise.dtype)
+        )
         return (noise < prob).long(), prob
 
     def draw(self, observation: TensorDictBase, noise: Tensor) -> TensorDict:
@@ -232,8 +240,12 @@ class NoBoundaries(Agent):
 
     def draw(self, observation: TensorDictBase, noise: Tensor) -> TensorDict:
         """Draw no boundary at any position."""
-        return deterministic_output(observation, torch.zeros_like(noise, dtype=torch.bool), noise.dtype)
+        return deterministic_output(
+            observation, torch.zeros_like(noise, dtype=torch.bool), noise.dtype
+        )
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Draw no boundary at one position."""
-        return tensordict.update(self.draw(tensordict, torch.zeros_like(tensordict[keys.POSITION], dtype=torch.float)))
+        return tensordict.update(
+            self.draw(tensordict, torch.zeros_like(tensordict[keys.POSITION], dtype=torch.float))
+        )

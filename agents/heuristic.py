@@ -8,7 +8,14 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from tokenv.agents.base import Agent, Observation, StepState, agent_output, deterministic_output, forced_or
+from tokenv.agents.base import (
+    Agent,
+    Observation,
+    StepState,
+    agent_output,
+    deterministic_output,
+    forced_or,
+)
 from tokenv.core import keys
 from tokenv.core.distributed import current_group
 
@@ -41,7 +48,9 @@ class Rule(Agent):
         value = self._value(observation)
         # The first symbol's neighbour is arbitrary: its boundary is forced.
         previous = torch.cat([value[..., :1], value[..., :-1]], -1)
-        return deterministic_output(observation, self._boundary(value, previous).expand(noise.shape), noise.dtype)
+        return deterministic_output(
+            observation, self._boundary(value, previous).expand(noise.shape), noise.dtype
+        )
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Act at one position, the one after the last call's or 0 in every row.
@@ -79,7 +88,10 @@ class Whitespace(Rule):
 
     def _value(self, observation: Observation) -> Tensor:
         symbol = observation[keys.SYMBOL]
-        return torch.bucketize(symbol.contiguous(), _spacelike_edges(symbol.device), right=True) % 2 == 0
+        return (
+            torch.bucketize(symbol.contiguous(), _spacelike_edges(symbol.device), right=True) % 2
+            == 0
+        )
 
     def _boundary(self, value: Tensor, previous: Tensor) -> Tensor:
         return value & ~previous
@@ -112,11 +124,15 @@ class Entropy(Rule):
     def __init__(self, rate: float = 0.2, mode: str = "global", momentum: float = 0.9) -> None:
         super().__init__()
         if not 0 < rate < 1:
-            raise ValueError(f"agent.rate = {rate}: expected boundaries per symbol in (0, 1), such as 0.2")
+            raise ValueError(
+                f"agent.rate = {rate}: expected boundaries per symbol in (0, 1), such as 0.2"
+            )
         if mode not in MODES:
             raise ValueError(f"agent.mode = {mode!r}: expected {' or '.join(MODES)}")
         if not 0 <= momentum < 1:
-            raise ValueError(f"agent.momentum = {momentum}: expected a number in [0, 1), such as 0.9")
+            raise ValueError(
+                f"agent.momentum = {momentum}: expected a number in [0, 1), such as 0.9"
+            )
         self.rate = rate
         self.mode = mode
         self.momentum = momentum
@@ -175,7 +191,9 @@ class Events(Agent):
 
     in_keys = [keys.SYMBOL, keys.POSITION, keys.DECISION_MASK]
 
-    def __init__(self, threshold: float = 2.5, refractory: int = 15, delay: int = 0, period: int = 0) -> None:
+    def __init__(
+        self, threshold: float = 2.5, refractory: int = 15, delay: int = 0, period: int = 0
+    ) -> None:
         super().__init__()
         if not threshold > 0 or refractory < 1 or delay < 0 or period < 0:
             raise ValueError(
@@ -193,7 +211,9 @@ class Events(Agent):
         """Return whether the series jumps, [..]; never where a value is missing."""
         symbol = observation[keys.SYMBOL]
         if not symbol.is_floating_point():
-            raise ValueError("agent.name=events reads the values of a series, not bytes: set data.kind=series")
+            raise ValueError(
+                "agent.name=events reads the values of a series, not bytes: set data.kind=series"
+            )
         value = symbol[..., 0]
         scale = symbol[..., 2]
         last = symbol[..., 4]
@@ -226,7 +246,9 @@ class Events(Agent):
         """
         position = tensordict[keys.POSITION]
         noise = tensordict.get(keys.NOISE)
-        since = self._since_event(self._jump(tensordict), self._state.previous(position, position), position)
+        since = self._since_event(
+            self._jump(tensordict), self._state.previous(position, position), position
+        )
         self._state.exchange(since, position)
         dtype = torch.get_default_dtype() if noise is None else noise.dtype
         return tensordict.update(deterministic_output(tensordict, self._boundary(since), dtype))

@@ -45,7 +45,8 @@ class RateFiLM(nn.Module):
         return gain, shift
 
 
-ROUNDS_PER_CHECK = 4  # reading from a GPU whether the iteration has converged costs more than a few rounds
+# reading from a GPU whether the iteration has converged costs more than a few rounds
+ROUNDS_PER_CHECK = 4
 COMPILED_ROUNDS = 16  # one kernel each
 
 
@@ -89,11 +90,17 @@ class Learned(Policy):
     ) -> None:
         super().__init__()
         if not 0 < rate < 1:
-            raise ValueError(f"agent.rate = {rate}: expected boundaries per symbol in (0, 1), such as 0.2")
+            raise ValueError(
+                f"agent.rate = {rate}: expected boundaries per symbol in (0, 1), such as 0.2"
+            )
         if window < 0:
-            raise ValueError(f"agent.window = {window}: expected 0 (ignores earlier boundaries) or more")
+            raise ValueError(
+                f"agent.window = {window}: expected 0 (ignores earlier boundaries) or more"
+            )
         if scale <= 0 or softcap <= 0:
-            raise ValueError(f"agent.scale = {scale}, agent.softcap = {softcap}: expected positive numbers")
+            raise ValueError(
+                f"agent.scale = {scale}, agent.softcap = {softcap}: expected positive numbers"
+            )
         self.window = window
         self.scale = scale
         self.softcap = softcap
@@ -145,7 +152,9 @@ class Learned(Policy):
         return [F.pad(action_T, (j, 0))[..., :length] for j in range(1, self.window + 1)]
 
     @torch.no_grad()
-    def _solve_actions(self, projected: Tensor, noise: Tensor, observation: TensorDictBase) -> Tensor:
+    def _solve_actions(
+        self, projected: Tensor, noise: Tensor, observation: TensorDictBase
+    ) -> Tensor:
         """Solve ``a_i = [l_i(a_{i-1}, ..., a_{i-w}) > logit(u_i)]`` for all i at once.
 
         The system is triangular, so it has exactly one solution, to which Jacobi iteration converges: after r rounds at
@@ -154,7 +163,12 @@ class Learned(Policy):
         Compiled rounds only give the starting point: the result has converged in the arithmetic of
         ``_distribution_given``.
         """
-        system = projected, torch.logit(noise), observation[keys.DECISION_MASK], forced_action(observation)
+        system = (
+            projected,
+            torch.logit(noise),
+            observation[keys.DECISION_MASK],
+            forced_action(observation),
+        )
         action = system[-1].expand(noise.shape)
         rounds = ROUNDS_PER_CHECK
         if self._compiled_rounds is not None:
@@ -167,7 +181,13 @@ class Learned(Policy):
         raise AssertionError("Jacobi iteration must converge within N rounds: the logits hold NaN")
 
     def _jacobi_rounds(
-        self, action: Tensor, count: int, projected: Tensor, threshold: Tensor, decision_mask: Tensor, forced: Tensor
+        self,
+        action: Tensor,
+        count: int,
+        projected: Tensor,
+        threshold: Tensor,
+        decision_mask: Tensor,
+        forced: Tensor,
     ) -> tuple[Tensor, Tensor]:
         """Return the actions after ``count`` rounds of Jacobi iteration, and those before the last round."""
         previous = action
@@ -189,14 +209,18 @@ class Learned(Policy):
 
     def score(self, observation: TensorDictBase, action: Tensor) -> TensorDict:
         """Return the outputs for given boundaries, int64 [.., B, T], in parallel."""
-        return self._distribution_given(self._condition_on_rate(observation), action, observation).to_tensordict(action)
+        return self._distribution_given(
+            self._condition_on_rate(observation), action, observation
+        ).to_tensordict(action)
 
     def _distribution_given(
         self, projected: Tensor, action: Tensor, observation: TensorDictBase
     ) -> BoundaryDistribution:
         """Return the distribution of every decision, given all earlier ones."""
         logits = self._logits(projected, self._earlier(action)).expand(action.shape)
-        return BoundaryDistribution(logits, observation[keys.DECISION_MASK], forced_action(observation))
+        return BoundaryDistribution(
+            logits, observation[keys.DECISION_MASK], forced_action(observation)
+        )
 
     def get_dist(self, tensordict: Observation) -> BoundaryDistribution:
         """Return the distribution of the actions for observations of any batch shape (TorchRL's actor interface).
@@ -211,7 +235,9 @@ class Learned(Policy):
                 f"make the environment with window={self.window} or more"
             )
         logits = self._logits(self._condition_on_rate(tensordict), earlier)
-        return BoundaryDistribution(logits, tensordict[keys.DECISION_MASK], forced_action(tensordict))
+        return BoundaryDistribution(
+            logits, tensordict[keys.DECISION_MASK], forced_action(tensordict)
+        )
 
     def step(self, observation: Mapping[str, Tensor]) -> Observation:
         """Act at one position; see ``Agent``. On a CPU numpy computes it, which few numbers cost less than torch."""
@@ -226,7 +252,9 @@ class Learned(Policy):
         ):
             return super().step(observation)
         names = keys.ENCODING, keys.LAST_ACTIONS, keys.NOISE, keys.POSITION, keys.DECISION_MASK
-        x_BD, last_Bw, noise_B, position_B, mask_B = (observation[name].detach().numpy() for name in names)
+        x_BD, last_Bw, noise_B, position_B, mask_B = (
+            observation[name].detach().numpy() for name in names
+        )
         weight_wD = weight.detach().numpy()
         projected = x_BD.astype(weight_wD.dtype, copy=False) @ weight_wD.T
         if self.projection.bias is not None:
@@ -235,4 +263,7 @@ class Learned(Policy):
         forced_B = position_B == 0
         action_B = np.where(mask_B, logits > logit(noise_B), forced_B).astype(np.int64)
         prob_B = np.where(mask_B, expit(logits), forced_B.astype(logits.dtype))
-        return {keys.ACTION: torch.from_numpy(action_B), keys.BOUNDARY_PROB: torch.from_numpy(prob_B)}
+        return {
+            keys.ACTION: torch.from_numpy(action_B),
+            keys.BOUNDARY_PROB: torch.from_numpy(prob_B),
+        }

@@ -48,7 +48,12 @@ class PretrainedAgent(Agent):
     """
 
     def __init__(
-        self, agent: Agent, encoder: SequenceEncoder, reader: Callable[[int], StepEncoder], *, frozen: bool = True
+        self,
+        agent: Agent,
+        encoder: SequenceEncoder,
+        reader: Callable[[int], StepEncoder],
+        *,
+        frozen: bool = True,
     ) -> None:
         super().__init__()
         self.agent = agent
@@ -56,7 +61,10 @@ class PretrainedAgent(Agent):
         self.frozen = frozen
         required = (keys.SYMBOL, keys.POSITION, keys.DECISION_MASK)
         computed = (keys.ENCODING, keys.EARLY_ENTROPY)
-        self.in_keys = [*required, *(key for key in agent.in_keys if key not in (*required, *computed))]
+        self.in_keys = [
+            *required,
+            *(key for key in agent.in_keys if key not in (*required, *computed)),
+        ]
         self.out_keys = list(agent.out_keys)
         self.window = agent.window
         self.pooling = agent.pooling
@@ -84,14 +92,17 @@ class PretrainedAgent(Agent):
 
     def _computed(self, encoding: Tensor) -> dict[str, Tensor]:
         """Return the observations which depend on the encodings of the agent's own encoder."""
-        fine = torch.promote_types(encoding.dtype, torch.float32)  # as in the environment's observations
+        # as in the environment's observations
+        fine = torch.promote_types(encoding.dtype, torch.float32)
         computed = {keys.ENCODING: encoding.to(fine)}
         if keys.EARLY_ENTROPY in self.agent.in_keys:
             computed[keys.EARLY_ENTROPY] = self.encoder.early_entropy(encoding)
         return computed
 
     def _observe(self, observation: TensorDictBase) -> TensorDictBase:
-        return observation.copy().update(self._computed(self.encoder.encode(observation[keys.SYMBOL])))
+        return observation.copy().update(
+            self._computed(self.encoder.encode(observation[keys.SYMBOL]))
+        )
 
     def draw(self, observation: TensorDictBase, noise: Tensor) -> TensorDict:
         """Draw all boundaries at once, as the agent does."""

@@ -54,7 +54,9 @@ class ARM(_Coupled):
 
     even = True
 
-    def couple(self, noise: Tensor, decision_mask: Tensor, generator: torch.Generator | None) -> Tensor:
+    def couple(
+        self, noise: Tensor, decision_mask: Tensor, generator: torch.Generator | None
+    ) -> Tensor:
         """Replace the noise of every second sample by 1 less that of the sample before: [K, B, T]."""
         first, _ = _pairs(noise)
         return torch.cat([first, 1 - first], -3).flatten(-4, -3)
@@ -100,7 +102,9 @@ class ARMS(_Coupled):
     Bias: none for window 0; rejected otherwise. Cost: K passes through middle and decoder.
     """
 
-    def couple(self, noise: Tensor, decision_mask: Tensor, generator: torch.Generator | None) -> Tensor:
+    def couple(
+        self, noise: Tensor, decision_mask: Tensor, generator: torch.Generator | None
+    ) -> Tensor:
         """Couple the noise by a Dirichlet draw, normalised exponentials: [K, B, T]."""
         exponential = -torch.log1p(-noise.double())
         share = exponential / exponential.sum(-3, keepdim=True).clamp(min=1e-300)

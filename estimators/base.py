@@ -94,7 +94,9 @@ class Stage(TensorDictModuleBase, ABC):
         linear = (module for module in self.modules() if isinstance(module, torch.nn.Linear))
         return 6 * sum(module.weight.numel() for module in linear)
 
-    def couple(self, noise: Tensor, decision_mask: Tensor, generator: torch.Generator | None) -> Tensor:
+    def couple(
+        self, noise: Tensor, decision_mask: Tensor, generator: torch.Generator | None
+    ) -> Tensor:
         """Turn independent uniform numbers [K, B, T] into dependent ones, each still uniform.
 
         0 forces a boundary and 1 forces none.
@@ -110,7 +112,11 @@ class Stage(TensorDictModuleBase, ABC):
         raise NotImplementedError
 
     def relaxations(
-        self, drawn: TensorDictBase, decision_mask: Tensor, noise: Tensor, generator: torch.Generator | None
+        self,
+        drawn: TensorDictBase,
+        decision_mask: Tensor,
+        noise: Tensor,
+        generator: torch.Generator | None,
     ) -> Tensor:
         """Return R relaxed boundaries whose likelihoods are computed besides: float [.., T, R], with a gradient.
 
@@ -157,7 +163,9 @@ class Chain(TensorDictModuleBase):
     def __init__(self, *stages: Stage, num_samples: int | None = None) -> None:
         super().__init__()
         if not stages:
-            raise ValueError("chain() without stages: expected at least one, such as ScoreFunction()")
+            raise ValueError(
+                "chain() without stages: expected at least one, such as ScoreFunction()"
+            )
         if num_samples is not None and num_samples < 1:
             raise ValueError(f"num_samples = {num_samples}: expected None or at least 1")
         self.stages = list(stages)
@@ -180,16 +188,24 @@ class Chain(TensorDictModuleBase):
             known |= set(stage.out_keys)
         for number, stage in enumerate(stages):
             self.add_module(str(number), stage)  # so that the state of a stage is saved and moved
-        self.in_keys = sorted({key for stage in stages for key in stage.in_keys} & ROLLOUT_KEYS, key=str)
+        self.in_keys = sorted(
+            {key for stage in stages for key in stage.in_keys} & ROLLOUT_KEYS, key=str
+        )
         written = {key for stage in stages for key in stage.out_keys}
-        relaxed = self.sampling.relax is not None or any(stage.trains_through == "likelihood" for stage in stages)
-        self.trains_through: Route = "likelihood" if relaxed and keys.LOSS_POLICY not in written else "loss"
+        relaxed = self.sampling.relax is not None or any(
+            stage.trains_through == "likelihood" for stage in stages
+        )
+        self.trains_through: Route = (
+            "likelihood" if relaxed and keys.LOSS_POLICY not in written else "loss"
+        )
         if relaxed:
             written.add(keys.LOSS_POLICY)
         self.out_keys = sorted(written, key=str)
         from_rollout: set[NestedKey] = set()  # keys of the rollout, not of an earlier stage
         for number, stage in enumerate(stages):
-            from_rollout |= set(stage.in_keys).difference(*(earlier.out_keys for earlier in stages[:number]))
+            from_rollout |= set(stage.in_keys).difference(
+                *(earlier.out_keys for earlier in stages[:number])
+            )
         self.reads_early_exit = bool(from_rollout & {keys.LOG_LIKELIHOOD_EARLY, keys.REWARD})
         self.flops = sum(stage.flops for stage in stages)
         self.unbiased = all(stage.unbiased for stage in stages)
@@ -205,7 +221,9 @@ class Chain(TensorDictModuleBase):
             tensordict.set(keys.LOSS_POLICY, torch.zeros_like(tensordict[keys.BOUNDARY_PROB]))
         if {keys.LOSS_CRITIC, keys.LOSS_POLICY} <= set(self.out_keys):
             critic = tensordict[keys.LOSS_CRITIC]
-            tensordict.set(keys.LOSS_POLICY, tensordict[keys.LOSS_POLICY] + (critic - critic.detach()))
+            tensordict.set(
+                keys.LOSS_POLICY, tensordict[keys.LOSS_POLICY] + (critic - critic.detach())
+            )
         return tensordict
 
     def replay(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -226,7 +244,9 @@ def _find_hook(name: str, stages: tuple[Stage, ...]) -> Any:
     owners = [stage for stage in stages if getattr(type(stage), name) is not getattr(Stage, name)]
     if len(owners) > 1:
         first, second = (type(stage).__name__ for stage in owners[:2])
-        raise ValueError(f"chain: {first} and {second} both decide how boundaries are drawn ({name}): keep one of them")
+        raise ValueError(
+            f"chain: {first} and {second} both decide how boundaries are drawn ({name}): keep one of them"
+        )
     return getattr(owners[0], name) if owners else None
 
 
@@ -246,7 +266,9 @@ def _check_samples(stage: Stage, num_samples: int | None) -> None:
             f"num_samples={stage.samples} or more"
         )
     if stage.even and samples % 2:
-        raise ValueError(f"num_samples = {num_samples}: {name} draws pairs, so the number must be even")
+        raise ValueError(
+            f"num_samples = {num_samples}: {name} draws pairs, so the number must be even"
+        )
 
 
 def _missing(key: NestedKey, number: int, stages: tuple[Stage, ...]) -> str:

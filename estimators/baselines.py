@@ -165,7 +165,10 @@ class ShrunkLeaveOneOut(LeaveOneOutSamples):
         others = (advantage.sum(-3, keepdim=True) - advantage) / (samples - 1)
         centred = advantage - self.beta.to(advantage.dtype) * others
         if self.training:
-            for mean, values in ((self.product, advantage * others), (self.square, others.square())):
+            for mean, values in (
+                (self.product, advantage * others),
+                (self.square, others.square()),
+            ):
                 mean.lerp_(masked_mean(values, mask).to(mean.dtype), 1 - self.decay)
         return _set_centred(tensordict, centred)
 
@@ -194,12 +197,16 @@ class GroupRelative(Stage):
     samples = 2
     unbiased = False
 
-    def __init__(self, epsilon: float = 1e-2, reward_only: bool = False, centred_only: bool = False) -> None:
+    def __init__(
+        self, epsilon: float = 1e-2, reward_only: bool = False, centred_only: bool = False
+    ) -> None:
         super().__init__()
         self.reward_only = reward_only
         self.centred_only = centred_only
         if not epsilon > 0:
-            raise ValueError(f"epsilon = {epsilon}: expected a positive number of nats, such as 0.01")
+            raise ValueError(
+                f"epsilon = {epsilon}: expected a positive number of nats, such as 0.01"
+            )
         self.epsilon = epsilon
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -293,7 +300,9 @@ class _RewardCritic(Stage):
     @staticmethod
     def _encodings(tensordict: TensorDictBase, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return X_i and X_{i+1}, detached: [.., T, D] each."""
-        here, following = (tensordict[key].detach().to(dtype) for key in (keys.ENCODING, keys.NEXT_ENCODING))
+        here, following = (
+            tensordict[key].detach().to(dtype) for key in (keys.ENCODING, keys.NEXT_ENCODING)
+        )
         return here, following
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -328,7 +337,13 @@ class TextCritic(_RewardCritic):
         ValueError: ``hidden`` below 1 or ``warmup`` below 0.
     """
 
-    in_keys = [keys.REWARD, keys.ENCODING, keys.NEXT_ENCODING, keys.LOG_LIKELIHOOD_EARLY, keys.DECISION_MASK]
+    in_keys = [
+        keys.REWARD,
+        keys.ENCODING,
+        keys.NEXT_ENCODING,
+        keys.LOG_LIKELIHOOD_EARLY,
+        keys.DECISION_MASK,
+    ]
 
     def __init__(self, width: int, hidden: int = 64, warmup: int = 20) -> None:
         super().__init__(warmup)
@@ -342,7 +357,9 @@ class TextCritic(_RewardCritic):
     @property
     def flops(self) -> int:
         """FLOPs of the network per symbol: 6 per weight, but 4 in the first layer, whose input needs no gradient."""
-        first, last = (layer.weight.numel() for layer in self.network if isinstance(layer, nn.Linear))
+        first, last = (
+            layer.weight.numel() for layer in self.network if isinstance(layer, nn.Linear)
+        )
         return 4 * first + 6 * last
 
     def _predicted_reward(self, tensordict: TensorDictBase) -> Tensor:
@@ -393,7 +410,10 @@ class LinearCritic(_RewardCritic):
         return 4 * (self.table.weight.shape[1] - 1 + self.linear.weight.numel())
 
     def _predicted_reward(self, tensordict: TensorDictBase) -> Tensor:
-        pair = [F.layer_norm(x, x.shape[-1:]) for x in self._encodings(tensordict, self.linear.weight.dtype)]
+        pair = [
+            F.layer_norm(x, x.shape[-1:])
+            for x in self._encodings(tensordict, self.linear.weight.dtype)
+        ]
         entry = self.table(tensordict[keys.NEXT_SYMBOL])
         product = (entry[..., :-1] * pair[0]).sum(-1) + entry[..., -1]
         return product + self.linear(torch.cat(pair, -1)).squeeze(-1)

@@ -75,11 +75,15 @@ class BitFlip(Stage):
     def __init__(self, positions: int = 1) -> None:
         super().__init__()
         if positions < 1:
-            raise ValueError(f"positions = {positions}: expected at least 1 forced decision per sequence")
+            raise ValueError(
+                f"positions = {positions}: expected at least 1 forced decision per sequence"
+            )
         self.positions = positions
         self.unbiased = positions == 1
 
-    def couple(self, noise: Tensor, decision_mask: Tensor, generator: torch.Generator | None) -> Tensor:
+    def couple(
+        self, noise: Tensor, decision_mask: Tensor, generator: torch.Generator | None
+    ) -> Tensor:
         """Use the same noise in both members of a pair, but 0 and 1 at the chosen decisions: [K, B, T]."""
         shared = noise[..., ::2, :, :]
         chosen = choose_positions(decision_mask, self.positions, shared.shape, generator)
@@ -99,7 +103,9 @@ class BitFlip(Stage):
         gradient = weight * prob * (1 - prob) * (with_one - with_zero)
         tensordict.set(keys.LOSS_POLICY, logit_loss(gradient.repeat_interleave(2, -3), tensordict))
         if self.positions == 1:
-            chosen_prob = (prob * chosen).sum(-1, keepdim=True).where(chosen.any(-1, keepdim=True), 0.5)
+            chosen_prob = (
+                (prob * chosen).sum(-1, keepdim=True).where(chosen.any(-1, keepdim=True), 0.5)
+            )
             sample_weight = torch.stack([chosen_prob, 1 - chosen_prob], -3).flatten(-4, -3)
             tensordict.set(keys.SAMPLE_WEIGHT, sample_weight.expand(credit.shape))
         return tensordict
@@ -132,14 +138,20 @@ class Branch(Stage):
     def __init__(self, positions: int = 1) -> None:
         super().__init__()
         if positions < 1:
-            raise ValueError(f"positions = {positions}: expected at least 1 forced boundary per sequence")
+            raise ValueError(
+                f"positions = {positions}: expected at least 1 forced boundary per sequence"
+            )
         self.positions = positions
         self.unbiased = positions == 1
 
-    def couple(self, noise: Tensor, decision_mask: Tensor, generator: torch.Generator | None) -> Tensor:
+    def couple(
+        self, noise: Tensor, decision_mask: Tensor, generator: torch.Generator | None
+    ) -> Tensor:
         """Use the noise of sample 0 in all samples, but 0 at the chosen decisions of the others: [K, B, T]."""
         policy_noise = noise[..., :1, :, :]
-        forced_noise = policy_noise.expand(*noise.shape[:-3], noise.shape[-3] - 1, *noise.shape[-2:])
+        forced_noise = policy_noise.expand(
+            *noise.shape[:-3], noise.shape[-3] - 1, *noise.shape[-2:]
+        )
         chosen = choose_positions(decision_mask, self.positions, forced_noise.shape, generator)
         return torch.cat([policy_noise, forced_noise.masked_fill(chosen, 0.0)], -3)
 

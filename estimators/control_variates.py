@@ -51,12 +51,18 @@ class REBAR(Stage):
     def __init__(self, temperature: float = 0.5, scale: float = 1.0) -> None:
         super().__init__()
         if not temperature > 0:
-            raise ValueError(f"temperature = {temperature}: expected a positive number, such as 0.5")
+            raise ValueError(
+                f"temperature = {temperature}: expected a positive number, such as 0.5"
+            )
         self.temperature = temperature
         self.scale = nn.Parameter(torch.tensor(float(scale)))
 
     def relaxations(
-        self, drawn: TensorDictBase, decision_mask: Tensor, noise: Tensor, generator: torch.Generator | None
+        self,
+        drawn: TensorDictBase,
+        decision_mask: Tensor,
+        noise: Tensor,
+        generator: torch.Generator | None,
     ) -> Tensor:
         """Return sigmoid(z / tau) and sigmoid(z~ / tau); the action where no decision is made: [.., T, 2]."""
         logits = drawn[keys.BOUNDARY_LOGITS]
@@ -65,7 +71,9 @@ class REBAR(Stage):
         prob = logits.sigmoid()
         # Noise of exactly 0 or 1 would make z infinite, and the gradient of a network which reads z NaN.
         tiny = torch.finfo(noise.dtype).eps
-        both = torch.stack([noise, conditional_noise(prob, action, uniform)], -1).clamp(tiny, 1 - tiny)
+        both = torch.stack([noise, conditional_noise(prob, action, uniform)], -1).clamp(
+            tiny, 1 - tiny
+        )
         relaxed = logits.unsqueeze(-1) - torch.logit(both)
         drawn.set(RELAXED_LOGITS, relaxed)
         soft = (relaxed / self.temperature).sigmoid()
@@ -97,7 +105,9 @@ class REBAR(Stage):
         """Write ``loss_policy``: [.., T]. Its gradient by the control variate's parameters is that of g's variance."""
         gradient = self.gradient(tensordict)
         square = gradient.square()
-        return tensordict.set(keys.LOSS_POLICY, logit_loss(gradient, tensordict) + square - square.detach())
+        return tensordict.set(
+            keys.LOSS_POLICY, logit_loss(gradient, tensordict) + square - square.detach()
+        )
 
 
 class RELAX(REBAR):
@@ -114,7 +124,9 @@ class RELAX(REBAR):
         hidden: hidden units of r.
     """
 
-    def __init__(self, width: int, temperature: float = 0.5, scale: float = 1.0, hidden: int = 32) -> None:
+    def __init__(
+        self, width: int, temperature: float = 0.5, scale: float = 1.0, hidden: int = 32
+    ) -> None:
         super().__init__(temperature, scale)
         last = nn.Linear(hidden, 1)
         nn.init.zeros_(last.weight)
@@ -124,7 +136,9 @@ class RELAX(REBAR):
     @property
     def flops(self) -> int:
         """FLOPs of r at z and at z~, of its slopes, and of the gradient of both by its weights."""
-        first, last = (layer.weight.numel() for layer in self.network if isinstance(layer, nn.Linear))
+        first, last = (
+            layer.weight.numel() for layer in self.network if isinstance(layer, nn.Linear)
+        )
         return 2 * (12 * first + 10 * last)
 
     def extra(self, tensordict: TensorDictBase) -> tuple[Tensor, Tensor]:

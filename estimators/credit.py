@@ -40,7 +40,9 @@ class EarlyExit(Stage):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write ``("next", "reward")``: [.., T, 1] in nats."""
-        reward = relative_log_likelihood(tensordict[keys.LOG_LIKELIHOOD], tensordict[keys.LOG_LIKELIHOOD_EARLY])
+        reward = relative_log_likelihood(
+            tensordict[keys.LOG_LIKELIHOOD], tensordict[keys.LOG_LIKELIHOOD_EARLY]
+        )
         return tensordict.set(keys.REWARD, reward)
 
 
@@ -130,7 +132,9 @@ class BoundaryCredit(Stage):
         super().__init__()
         _check_factor("gamma", gamma)
         if boundaries < 1:
-            raise ValueError(f"boundaries = {boundaries}: expected at least 1 boundary until which rewards count")
+            raise ValueError(
+                f"boundaries = {boundaries}: expected at least 1 boundary until which rewards count"
+            )
         if anneal < 0:
             raise ValueError(f"anneal = {anneal}: expected 0 or more rollouts")
         self.gamma = gamma
@@ -145,7 +149,9 @@ class BoundaryCredit(Stage):
         drawn = tensordict[keys.ACTION].cumsum(-1)
         end = torch.searchsorted(drawn, drawn + self.boundaries)  # T if there is no such boundary
         distance = end - torch.arange(drawn.shape[-1], device=drawn.device)
-        beyond = F.pad(credit, (0, 1)).gather(-1, end) * torch.pow(self.gamma, distance.to(credit.dtype))
+        beyond = F.pad(credit, (0, 1)).gather(-1, end) * torch.pow(
+            self.gamma, distance.to(credit.dtype)
+        )
         alpha = (self.rollouts_done / max(self.anneal, 1)).clamp(max=1) if self.anneal else 1.0
         if self.training:
             self.rollouts_done += 1

@@ -34,7 +34,9 @@ class RateTarget(Stage):
     def __init__(self, rate: float) -> None:
         super().__init__()
         if not 0 < rate < 1:
-            raise ValueError(f"rate = {rate}: expected boundaries per symbol in (0, 1), such as 0.2")
+            raise ValueError(
+                f"rate = {rate}: expected boundaries per symbol in (0, 1), such as 0.2"
+            )
         self.rate = rate
 
 
@@ -59,7 +61,9 @@ class _RateConditioned(RateTarget):
     def __init__(self, rate: float, bandwidth: float = 0.5) -> None:
         super().__init__(rate)
         if not bandwidth > 0:
-            raise ValueError(f"bandwidth = {bandwidth}: expected a positive number of logits, such as 0.5")
+            raise ValueError(
+                f"bandwidth = {bandwidth}: expected a positive number of logits, such as 0.5"
+            )
         self.bandwidth = bandwidth
 
     def _mean_of_similar(self, x: Tensor, mask: Tensor, target: Tensor) -> Tensor:
@@ -158,7 +162,9 @@ class RatioLoss(_RateConditioned):
 
     in_keys = [keys.ACTION, keys.BOUNDARY_LOGITS, keys.POSITION, keys.DECISION_MASK]
 
-    def __init__(self, rate: float, over: Literal["batch", "sequence"] = "batch", bandwidth: float = 0.5) -> None:
+    def __init__(
+        self, rate: float, over: Literal["batch", "sequence"] = "batch", bandwidth: float = 0.5
+    ) -> None:
         super().__init__(rate, bandwidth)
         if over not in ("batch", "sequence"):
             raise ValueError(f"over = {over!r}: expected 'batch' or 'sequence'")

@@ -148,7 +148,14 @@ def standardised(gamma: float = 0.99, limit: float = 3.0) -> Chain:
         gamma: discount factor.
         limit: largest advantage, in standard deviations.
     """
-    return chain(EarlyExit(), Discount(gamma), LeaveOneOutBatch(), Standardise(), Clip(limit), ScoreFunction())
+    return chain(
+        EarlyExit(),
+        Discount(gamma),
+        LeaveOneOutBatch(),
+        Standardise(),
+        Clip(limit),
+        ScoreFunction(),
+    )
 
 
 def rloo(
@@ -170,7 +177,12 @@ def rloo(
         scaled: see ``reinforce``.
         head_epochs: see ``reinforce``.
     """
-    stages = EarlyExit(), Discount(gamma, scaled), LeaveOneOutSamples(reward_only), _surrogate(head_epochs)
+    stages = (
+        EarlyExit(),
+        Discount(gamma, scaled),
+        LeaveOneOutSamples(reward_only),
+        _surrogate(head_epochs),
+    )
     return chain(*stages, num_samples=num_samples)
 
 
@@ -199,12 +211,20 @@ def rloo_clipped(
     """
     surrogate = ClippedSurrogate(epsilon, epochs, head_epochs)
     return chain(
-        EarlyExit(), Discount(gamma, scaled), LeaveOneOutSamples(reward_only), surrogate, num_samples=num_samples
+        EarlyExit(),
+        Discount(gamma, scaled),
+        LeaveOneOutSamples(reward_only),
+        surrogate,
+        num_samples=num_samples,
     )
 
 
 def boundary_credit(
-    gamma: float = 0.95, boundaries: int = 3, anneal: int = 100, num_samples: int = 2, reward_only: bool = False
+    gamma: float = 0.95,
+    boundaries: int = 3,
+    anneal: int = 100,
+    num_samples: int = 2,
+    reward_only: bool = False,
 ) -> Chain:
     """``rloo`` with credit until the k-th next boundary, annealed in.
 
@@ -218,7 +238,13 @@ def boundary_credit(
         reward_only: whether the language model learns from the first sample alone.
     """
     credit = BoundaryCredit(gamma, boundaries, anneal)
-    return chain(EarlyExit(), credit, LeaveOneOutSamples(reward_only), ScoreFunction(), num_samples=num_samples)
+    return chain(
+        EarlyExit(),
+        credit,
+        LeaveOneOutSamples(reward_only),
+        ScoreFunction(),
+        num_samples=num_samples,
+    )
 
 
 def linear_critic(
@@ -245,7 +271,9 @@ def linear_critic(
         head_epochs: see ``reinforce``.
     """
     critic = LinearCritic(width, vocabulary, warmup)
-    return chain(Likelihood(), critic, Discount(gamma, scaled), LeaveOneOutBatch(), _surrogate(head_epochs))
+    return chain(
+        Likelihood(), critic, Discount(gamma, scaled), LeaveOneOutBatch(), _surrogate(head_epochs)
+    )
 
 
 def text_critic(
@@ -278,10 +306,14 @@ def text_critic(
     stages = EarlyExit(), TextCritic(width, hidden, warmup), Discount(gamma, scaled)
     if num_samples == 1:
         return chain(*stages, LeaveOneOutBatch(), _surrogate(head_epochs))
-    return chain(*stages, ShrunkLeaveOneOut(reward_only), _surrogate(head_epochs), num_samples=num_samples)
+    return chain(
+        *stages, ShrunkLeaveOneOut(reward_only), _surrogate(head_epochs), num_samples=num_samples
+    )
 
 
-def reinpatch(gamma: float = 1.0, num_samples: int = 4, reward_only: bool = False, centred_only: bool = False) -> Chain:
+def reinpatch(
+    gamma: float = 1.0, num_samples: int = 4, reward_only: bool = False, centred_only: bool = False
+) -> Chain:
     """Group-relative policy gradient (ReinPatch, arXiv 2603.26097), here with the early exit's reward.
 
     With ``codec.direct`` and gamma = 1 every boundary is credited with the log-likelihood of the forecast; the early
@@ -300,7 +332,11 @@ def reinpatch(gamma: float = 1.0, num_samples: int = 4, reward_only: bool = Fals
 
 
 def ppo(
-    gamma: float = 0.99, epsilon: float = 0.2, epochs: int = 2, scaled: bool = False, head_epochs: int = 0
+    gamma: float = 0.99,
+    epsilon: float = 0.2,
+    epochs: int = 2,
+    scaled: bool = False,
+    head_epochs: int = 0,
 ) -> Chain:
     """PPO's clipped surrogate on ``leave_one_out`` advantages (Schulman et al. 2017, arXiv 1707.06347).
 
@@ -318,7 +354,9 @@ def ppo(
     return chain(EarlyExit(), Discount(gamma, scaled), LeaveOneOutBatch(), surrogate)
 
 
-def off_policy(rate: float, gamma: float = 0.99, horizon: int | None = 8, rollouts: int | None = 100) -> Chain:
+def off_policy(
+    rate: float, gamma: float = 0.99, horizon: int | None = 8, rollouts: int | None = 100
+) -> Chain:
     """Boundaries from a fixed-rate Bernoulli with importance weights, as warm start for ``early_exit``.
 
     Bias: that of the discount and the horizon. There is no baseline, which would be biased, because the mean of the
@@ -330,7 +368,9 @@ def off_policy(rate: float, gamma: float = 0.99, horizon: int | None = 8, rollou
         horizon: decisions before a reward which are weighed; None for all.
         rollouts: length of the warm start; None for the whole run.
     """
-    return chain(EarlyExit(), FixedRateProposal(rate, horizon, rollouts), Discount(gamma), ScoreFunction())
+    return chain(
+        EarlyExit(), FixedRateProposal(rate, horizon, rollouts), Discount(gamma), ScoreFunction()
+    )
 
 
 def _coupled(part: Stage, gamma: float, num_samples: int) -> Chain:

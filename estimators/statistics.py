@@ -46,7 +46,9 @@ def log_explained_variance(
         name: name of the metric.
     """
     mask, (residual, target) = td[keys.DECISION_MASK], (residual.detach(), target.detach())
-    rest, whole = (masked_mean((x - masked_mean(x, mask)).square(), mask) for x in (residual, target))
+    rest, whole = (
+        masked_mean((x - masked_mean(x, mask)).square(), mask) for x in (residual, target)
+    )
     share = torch.where(whole > 0, 1 - rest / whole.where(whole > 0, 1.0), 0.0)
     td.set((keys.DIAGNOSTICS, name), share.expand(target.shape))
 
@@ -80,8 +82,13 @@ def kernel_weighted_mean(x: Tensor, mask: Tensor, location_B: Tensor, width: flo
         [B, 1]; 0 if there are no entries.
     """
     weight = mask.to(x.dtype).expand(x.shape)
-    sums = [(x * weight).transpose(-2, 0).flatten(1).sum(-1), weight.transpose(-2, 0).flatten(1).sum(-1)]
-    total_R, count_R, location_R = _gather_rows(torch.stack([*sums, location_B.to(x.dtype)], -1)).unbind(-1)
+    sums = [
+        (x * weight).transpose(-2, 0).flatten(1).sum(-1),
+        weight.transpose(-2, 0).flatten(1).sum(-1),
+    ]
+    total_R, count_R, location_R = _gather_rows(
+        torch.stack([*sums, location_B.to(x.dtype)], -1)
+    ).unbind(-1)
     kernel_BR = torch.exp(-((location_B.to(x.dtype)[:, None] - location_R) / width).square() / 2)
     count_B = kernel_BR @ count_R
     return (kernel_BR @ total_R / count_B.where(count_B > 0, 1.0)).unsqueeze(-1)

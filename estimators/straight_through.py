@@ -84,7 +84,9 @@ class GumbelSigmoid(_Relaxed):
     def __init__(self, temperature: float = 0.5) -> None:
         super().__init__()
         if not temperature > 0:
-            raise ValueError(f"temperature = {temperature}: expected a positive number, such as 0.5")
+            raise ValueError(
+                f"temperature = {temperature}: expected a positive number, such as 0.5"
+            )
         self.temperature = temperature
 
     def slope(self, logits: Tensor, action: Tensor, noise: Tensor) -> Tensor:

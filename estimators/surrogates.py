@@ -69,7 +69,9 @@ class Clip(Stage):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Clip ``advantage``: [.., T]."""
-        return tensordict.set(keys.ADVANTAGE, tensordict[keys.ADVANTAGE].clamp(-self.limit, self.limit))
+        return tensordict.set(
+            keys.ADVANTAGE, tensordict[keys.ADVANTAGE].clamp(-self.limit, self.limit)
+        )
 
 
 def logit_loss(gradient: Tensor, tensordict: TensorDictBase) -> Tensor:
@@ -95,7 +97,10 @@ class ScoreFunction(Stage):
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write ``loss_policy``: [.., T], 0 where no decision is made."""
-        return tensordict.set(keys.LOSS_POLICY, -tensordict[keys.ACTION_LOG_PROB] * tensordict[keys.ADVANTAGE].detach())
+        return tensordict.set(
+            keys.LOSS_POLICY,
+            -tensordict[keys.ACTION_LOG_PROB] * tensordict[keys.ADVANTAGE].detach(),
+        )
 
 
 class ClippedSurrogate(Stage):
@@ -132,11 +137,15 @@ class ClippedSurrogate(Stage):
     def __init__(self, epsilon: float = 0.2, epochs: int = 2, head_epochs: int = 0) -> None:
         super().__init__()
         if not epsilon > 0:
-            raise ValueError(f"epsilon = {epsilon}: expected a positive clipping range, such as 0.2")
+            raise ValueError(
+                f"epsilon = {epsilon}: expected a positive clipping range, such as 0.2"
+            )
         if epochs < 1:
             raise ValueError(f"epochs = {epochs}: expected at least 1 gradient step")
         if head_epochs < 0:
-            raise ValueError(f"head_epochs = {head_epochs}: expected 0 (none) or more further steps of the agent alone")
+            raise ValueError(
+                f"head_epochs = {head_epochs}: expected 0 (none) or more further steps of the agent alone"
+            )
         self.epsilon = epsilon
         self.num_epochs = epochs
         self.head_epochs = head_epochs
@@ -208,7 +217,9 @@ class _Proposal(Stage):
     def __init__(self, rate: float, rollouts: int | None) -> None:
         super().__init__()
         if not 0 < rate < 1:
-            raise ValueError(f"rate = {rate}: expected boundaries per symbol in (0, 1), such as 0.2")
+            raise ValueError(
+                f"rate = {rate}: expected boundaries per symbol in (0, 1), such as 0.2"
+            )
         if rollouts is not None and rollouts < 0:
             raise ValueError(f"rollouts = {rollouts}: expected None or 0 or more")
         self.rate = rate
@@ -275,9 +286,13 @@ class FixedRateProposal(_Proposal):
         log_ratio = self._log_ratio(tensordict)
         log_weight = log_ratio.cumsum(-1)
         if self.horizon is not None and self.horizon + 1 < log_weight.shape[-1]:
-            log_weight = log_weight - F.pad(log_weight, (self.horizon + 1, 0))[..., : log_weight.shape[-1]]
+            log_weight = (
+                log_weight - F.pad(log_weight, (self.horizon + 1, 0))[..., : log_weight.shape[-1]]
+            )
         weight = log_weight.exp()
-        size = mean_over(weight, mask, -2).square() / mean_over(weight.square(), mask, -2).clamp(min=1e-30)
+        size = mean_over(weight, mask, -2).square() / mean_over(weight.square(), mask, -2).clamp(
+            min=1e-30
+        )
         tensordict.set((keys.DIAGNOSTICS, "effective_sample_size"), size.expand(weight.shape))
         self._count_rollout()
         return tensordict.set(keys.REWARD, tensordict[keys.REWARD] * weight.unsqueeze(-1))

@@ -14,7 +14,9 @@ from tokenv.data.corpus import load_corpus
 from tokenv.data.tokenizer import train_bpe
 
 
-def lookahead(source: str = "python", sequences: int = 24, vocabulary: int = 32_000) -> tuple[float, float]:
+def lookahead(
+    source: str = "python", sequences: int = 24, vocabulary: int = 32_000
+) -> tuple[float, float]:
     """Return the share of held-out positions where the two differ, and the baseline's boundaries per byte."""
     corpus = load_corpus(DataConfig(source=source, validation=0.1))
     tokenizer = BPE(tokenizer=train_bpe(corpus, vocabulary)).tokenizer
@@ -33,4 +35,6 @@ def lookahead(source: str = "python", sequences: int = 24, vocabulary: int = 32_
 if __name__ == "__main__":
     given = sys.argv[1:]
     differ, rate = lookahead(*given[:1], *map(int, given[1:]))
-    print(f"{differ:.3f} of all boundary decisions depend on later bytes; {rate:.3f} boundaries per byte")
+    print(
+        f"{differ:.3f} of all boundary decisions depend on later bytes; {rate:.3f} boundaries per byte"
+    )

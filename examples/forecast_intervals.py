@@ -13,7 +13,9 @@ import pandas as pd
 import tokenv
 
 
-def main(run: str, table: str, windows: int = 20, level: int = 80) -> tuple[pd.DataFrame, pd.Series, pd.DataFrame]:
+def main(
+    run: str, table: str, windows: int = 20, level: int = 80
+) -> tuple[pd.DataFrame, pd.Series, pd.DataFrame]:
     """Return the scored windows, the coverage by series, and the continuation with its intervals."""
     model = tokenv.load(run)
     date = model.config.data.options.date
@@ -23,12 +25,18 @@ def main(run: str, table: str, windows: int = 20, level: int = 80) -> tuple[pd.D
     scored = tokenv.conformal_intervals(known[late], known[~late], level=level)
     inside = scored["y"].between(scored[f"mean-lo-{level}"], scored[f"mean-hi-{level}"])
     future = model.forecast(frame, model.lm.codec.horizon or 24)
-    return scored, inside.groupby(scored["unique_id"]).mean(), tokenv.conformal_intervals(future, known, level=level)
+    return (
+        scored,
+        inside.groupby(scored["unique_id"]).mean(),
+        tokenv.conformal_intervals(future, known, level=level),
+    )
 
 
 if __name__ == "__main__":
     scored, coverage, future = main(*sys.argv[1:3], *map(int, sys.argv[3:]))
     quantiles = scored["y"].between(scored["q0.1"], scored["q0.9"])
-    print(f"the model's own quantiles cover {quantiles.mean():.1%}, conformal intervals {coverage.mean():.1%}")
+    print(
+        f"the model's own quantiles cover {quantiles.mean():.1%}, conformal intervals {coverage.mean():.1%}"
+    )
     print(coverage.to_string(float_format="{:.1%}".format))
     print(future.tail().to_string(index=False))

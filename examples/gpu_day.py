@@ -68,7 +68,17 @@ def list_tasks(scratch: Path, books: list[str], small: bool) -> list[Task]:
     def bench(config: str, *words: str) -> Task:
         store = scratch / "-".join(["bench", config, *(word.partition("=")[0] for word in words)])
         more = TRIAL.split() if small else list(words)
-        command = ["tokenv", "bench", "with", config, "stepping=False", "plain=True", *more, "-F", str(store)]
+        command = [
+            "tokenv",
+            "bench",
+            "with",
+            config,
+            "stepping=False",
+            "plain=True",
+            *more,
+            "-F",
+            str(store),
+        ]
         return Task(f"`tokenv {' '.join(command[1:-2])}`", 6, command, store)
 
     own = [f"{where}.data.source={books[0]}" for where in ("common", "pretrain")] if books else []
@@ -91,7 +101,12 @@ def run(task: Task, seconds: float, folder: Path, environment: dict[str, str]) -
     started = time.monotonic()
     command = [sys.executable, "-m", *task.words]
     process = subprocess.Popen(
-        command, cwd=folder, env=environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        command,
+        cwd=folder,
+        env=environment,
+        text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
     )
     try:
         printed, _ = process.communicate(timeout=seconds)
@@ -104,7 +119,9 @@ def run(task: Task, seconds: float, folder: Path, environment: dict[str, str]) -
     found = sorted(task.store.glob("*/run.json")) if task.store else []
     if found and process.returncode == 0:
         figures = json.loads(found[-1].read_text())["result"]
-        lines = [f"| {words} | {figures[name]:.4g} |" for name, words in SPEED.items() if name in figures]
+        lines = [
+            f"| {words} | {figures[name]:.4g} |" for name, words in SPEED.items() if name in figures
+        ]
         task.report += ["", "| | |", "|---|---|", *lines]
     else:
         task.report += ["", "```", *printed.strip().splitlines()[-40:], "```"]
@@ -112,7 +129,11 @@ def run(task: Task, seconds: float, folder: Path, environment: dict[str, str]) -
 
 def write(out: Path, done: list[Task], small: bool) -> None:
     """Write the report of the tasks which have run so far."""
-    device = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or "a CPU"
+    device = (
+        torch.cuda.get_device_name()
+        if torch.cuda.is_available()
+        else platform.processor() or "a CPU"
+    )
     lines = ["# On a GPU", "", f"`python examples/gpu_day.py` on {device}, torch {torch.__version__}, Python "
              f"{platform.python_version()}, {time.strftime('%Y-%m-%d')}."]  # fmt: skip
     if small:
@@ -126,13 +147,22 @@ def main() -> None:
     """Run all tasks which fit into the time."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--minutes", type=float, default=40, help="for all tasks together")
-    parser.add_argument("--books", nargs="*", default=[], metavar="FILE", help="text to train on, and to validate on")
+    parser.add_argument(
+        "--books",
+        nargs="*",
+        default=[],
+        metavar="FILE",
+        help="text to train on, and to validate on",
+    )
     parser.add_argument("--wheels", type=Path, help="folder of wheels of what is not installed")
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "gpu.md")
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="leave runs and reports there")
     parser.add_argument("--small", action="store_true", help="try the script, on any machine")
     options = parser.parse_args()
-    books, end = [str(Path(book).resolve()) for book in options.books], time.monotonic() + 60 * options.minutes
+    books, end = (
+        [str(Path(book).resolve()) for book in options.books],
+        time.monotonic() + 60 * options.minutes,
+    )
     with tempfile.TemporaryDirectory() as folder:
         scratch = (options.keep or Path(folder)).resolve()
         scratch.mkdir(parents=True, exist_ok=True)
@@ -140,10 +170,22 @@ def main() -> None:
         if options.wheels:
             beside = Path(folder) / "packages"
             wheels = sorted(map(str, options.wheels.glob("*.whl")))
-            pip = [sys.executable, "-m", "pip", "install", "-q", "--no-index", "--no-deps", "--target", str(beside)]
+            pip = [
+                sys.executable,
+                "-m",
+                "pip",
+                "install",
+                "-q",
+                "--no-index",
+                "--no-deps",
+                "--target",
+                str(beside),
+            ]
             subprocess.run([*pip, *wheels], check=True)
             path.append(str(beside))
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join([*path, os.environ.get("PYTHONPATH", "")])}
+        environment = os.environ | {
+            "PYTHONPATH": os.pathsep.join([*path, os.environ.get("PYTHONPATH", "")])
+        }
         done: list[Task] = []
         for task in list_tasks(scratch, books, options.small):
             left = end - time.monotonic()

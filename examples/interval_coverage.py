@@ -19,11 +19,18 @@ from rich.table import Table
 from tokenv.compare.score_statistics import Difference, compare_scores
 
 RATIOS, SEEDS, DOCUMENTS = (0.0, 0.3, 1.0, 3.0, 10.0), (2, 3, 5, 10), 40
-FEW, SPREADS = (5, 10, 20, 40), (0.7, 1.0, 1.5)  # unequal documents; standard deviations of their lengths' logarithms
+# unequal documents; standard deviations of their lengths' logarithms
+FEW, SPREADS = (5, 10, 20, 40), (0.7, 1.0, 1.5)
 
 
 def draw(
-    generator: np.random.Generator, ratio: float, seeds: int, *, paired: bool, documents: int, spread: float
+    generator: np.random.Generator,
+    ratio: float,
+    seeds: int,
+    *,
+    paired: bool,
+    documents: int,
+    spread: float,
 ) -> Difference:
     """Draw one comparison of two methods that are equally good.
 
@@ -37,13 +44,17 @@ def draw(
     """
     length_C = np.full(documents, 2)
     if spread:
-        length_C = np.maximum(np.exp(generator.normal(math.log(4), spread, documents)).round().astype(int), 1)
+        length_C = np.maximum(
+            np.exp(generator.normal(math.log(4), spread, documents)).round().astype(int), 1
+        )
     document_B = np.repeat(np.arange(documents), length_C)
     second_SB = np.zeros((seeds, len(document_B)))
     seed_S = generator.normal(0, math.sqrt(seeds), seeds)
     if not paired:
         seed_S = seed_S / math.sqrt(2)
-        second_SB = np.repeat(generator.normal(0, math.sqrt(seeds / 2), (seeds, 1)), len(document_B), 1)
+        second_SB = np.repeat(
+            generator.normal(0, math.sqrt(seeds / 2), (seeds, 1)), len(document_B), 1
+        )
     effective = length_C.sum() ** 2 / np.square(length_C).sum()
     document_C = generator.normal(0, ratio * math.sqrt(effective), documents)
     rows = {"first": range(seeds), "second": range(seeds) if paired else range(seeds, 2 * seeds)}
@@ -52,7 +63,13 @@ def draw(
 
 
 def coverage(
-    ratio: float, seeds: int, trials: int, *, paired: bool = True, documents: int = DOCUMENTS, spread: float = 0.0
+    ratio: float,
+    seeds: int,
+    trials: int,
+    *,
+    paired: bool = True,
+    documents: int = DOCUMENTS,
+    spread: float = 0.0,
 ) -> float:
     """Return the share of intervals which contain the truth; arguments as for ``draw``, and the number of draws."""
     generator = np.random.default_rng(0)
@@ -69,11 +86,19 @@ def main(trials: int = 4000) -> None:
     table = Table("seeds", *map(str, RATIOS), title=title)
     for paired, seeds in itertools.product((True, False), SEEDS):
         shares = (coverage(ratio, seeds, trials, paired=paired) for ratio in RATIOS)
-        table.add_row(f"{seeds}, {'the same' if paired else 'others'}", *(f"{share:.1%}" for share in shares))
+        table.add_row(
+            f"{seeds}, {'the same' if paired else 'others'}", *(f"{share:.1%}" for share in shares)
+        )
     Console().print(table)
-    table = Table("documents, spread", *map(str, RATIOS), title="the same with 5 seeds and documents of unequal length")
+    table = Table(
+        "documents, spread",
+        *map(str, RATIOS),
+        title="the same with 5 seeds and documents of unequal length",
+    )
     for documents, spread in itertools.product(FEW, SPREADS):
-        shares = (coverage(ratio, 5, trials, documents=documents, spread=spread) for ratio in RATIOS)
+        shares = (
+            coverage(ratio, 5, trials, documents=documents, spread=spread) for ratio in RATIOS
+        )
         table.add_row(f"{documents}, {spread}", *(f"{share:.1%}" for share in shares))
     Console().print(table)
 

@@ -29,7 +29,9 @@ def main(steps: int) -> None:
     one = steps_a_second(gymnasium.make("tokenv/Bytes-v0"), 1, steps)
     envs = gymnasium.make_vec("tokenv/Bytes-v0", num_envs=ROWS, autoreset_mode="SameStep")
     many = steps_a_second(SB3VecEnv(envs), ROWS, steps)
-    print(f"one sequence: {one:.0f} steps a second; {ROWS} rows: {many:.0f}, {many / one:.1f} times as many")
+    print(
+        f"one sequence: {one:.0f} steps a second; {ROWS} rows: {many:.0f}, {many / one:.1f} times as many"
+    )
 
 
 if __name__ == "__main__":

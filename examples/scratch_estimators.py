@@ -38,7 +38,9 @@ class FittedEarlyExit(Stage):
         """Write ``("next", "reward")`` [.., T, 1]; in training mode, then update c."""
         full, early = (tensordict[key].detach() for key in self.in_keys[:2])
         covariance, variance = self.moments
-        c = torch.where(variance > 0, covariance / variance.where(variance > 0, 1.0), 1.0).to(full.dtype)
+        c = torch.where(variance > 0, covariance / variance.where(variance > 0, 1.0), 1.0).to(
+            full.dtype
+        )
         mask = tensordict[keys.DECISION_MASK]
         centred = early - masked_mean(early, mask)
         if self.training:
@@ -102,7 +104,9 @@ class ResampledBlocks(Stage):
         rows, steps = (torch.arange(n, device=noise.device) for n in noise.shape[-2:])
         return (steps // self.size + rows[:, None]) % 2 == 0
 
-    def couple(self, noise: Tensor, decision_mask: Tensor, generator: torch.Generator | None) -> Tensor:
+    def couple(
+        self, noise: Tensor, decision_mask: Tensor, generator: torch.Generator | None
+    ) -> Tensor:
         """Share the noise of the blocks which are not resampled: [2, B, T]."""
         first, second = noise.unbind(-3)
         return torch.stack([first, second.where(self.resampled(noise), first)], -3)
@@ -142,8 +146,12 @@ class AnnealedKL(Stage):
         """Add to ``loss_policy``: [.., T]; in training mode, count the rollout."""
         policy = torch.distributions.Bernoulli(logits=tensordict[keys.BOUNDARY_LOGITS])
         prior = torch.distributions.Bernoulli(torch.full_like(policy.logits, self.rate))
-        divergence = torch.distributions.kl_divergence(policy, prior).where(tensordict[keys.DECISION_MASK], 0.0)
-        beta = self.weight * (1 - self.rollouts_done / self.rollouts).clamp(min=0).to(divergence.dtype)
+        divergence = torch.distributions.kl_divergence(policy, prior).where(
+            tensordict[keys.DECISION_MASK], 0.0
+        )
+        beta = self.weight * (1 - self.rollouts_done / self.rollouts).clamp(min=0).to(
+            divergence.dtype
+        )
         if self.training:
             self.rollouts_done += 1
         return tensordict.set(keys.LOSS_POLICY, tensordict[keys.LOSS_POLICY] + beta * divergence)
@@ -161,10 +169,14 @@ def optimal_token(gamma: float = 0.99, cumulative: bool = True) -> Chain:
 
 def blocks(gamma: float = 0.99, size: int = 32) -> Chain:
     """``rloo`` whose second sample is drawn anew in every other block only."""
-    return chain(EarlyExit(), Discount(gamma), ResampledBlocks(size), ScoreFunction(), num_samples=2)
+    return chain(
+        EarlyExit(), Discount(gamma), ResampledBlocks(size), ScoreFunction(), num_samples=2
+    )
 
 
-def annealed_kl(rate: float, gamma: float = 0.99, weight: float = 3.0, rollouts: int = 300) -> Chain:
+def annealed_kl(
+    rate: float, gamma: float = 0.99, weight: float = 3.0, rollouts: int = 300
+) -> Chain:
     """``leave_one_out``, kept near even odds of the rate at first."""
     parts: list[Any] = [EarlyExit(), Discount(gamma), LeaveOneOutBatch(), ScoreFunction()]
     return chain(*parts, AnnealedKL(rate, weight, rollouts))

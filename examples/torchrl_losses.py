@@ -54,7 +54,8 @@ def pretrain(env: TokenizationEnv, agent: Learned, steps: int) -> None:
 def make_loss(name: str, agent: Learned) -> LossModule:
     """Return TorchRL's loss without a critic, with a small entropy bonus."""
     if name == "A2CLoss":
-        unused = ValueOperator(torch.nn.Linear(WIDTH, 1), in_keys=[keys.ENCODING])  # A2CLoss insists on a critic
+        # A2CLoss insists on a critic
+        unused = ValueOperator(torch.nn.Linear(WIDTH, 1), in_keys=[keys.ENCODING])
         return A2CLoss(agent, unused, critic_coeff=None, entropy_coeff=1e-3)
     return ClipPPOLoss(agent, None, critic_coeff=None, entropy_coeff=1e-3, clip_epsilon=0.2)
 
@@ -65,7 +66,11 @@ def train(env: TokenizationEnv, agent: Learned, name: str, batches: int, epochs:
     optimizer = torch.optim.Adam(agent.parameters(), lr=0.03)
     steps = BATCH * (LENGTH - 1)
     collector = Collector(
-        env, agent, frames_per_batch=steps, total_frames=steps * batches, auto_register_policy_transforms=False
+        env,
+        agent,
+        frames_per_batch=steps,
+        total_frames=steps * batches,
+        auto_register_policy_transforms=False,
     )
     for collected in collector:
         td = credit(collected)
@@ -97,7 +102,11 @@ def main(pretraining: int = 150, batches: int = 60, seed: int = 0) -> dict[str, 
     """Train a policy with each loss and print its results."""
     torch.manual_seed(seed)
     torch.set_num_threads(1)
-    corpus = load_corpus(DataConfig(source="words", seq_len=LENGTH, lexicon_size=40, words_documents=2000, cut="chunk"))
+    corpus = load_corpus(
+        DataConfig(
+            source="words", seq_len=LENGTH, lexicon_size=40, words_documents=2000, cut="chunk"
+        )
+    )
     lm = UNet(UNetConfig(width=WIDTH, heads=2, down_layers=1, mid_layers=1, up_layers=1, window=8))
     env = TokenizationEnv(lm, corpus.train(seed=seed), BATCH, window=1)
     pretrain(env, Learned(WIDTH, rate=RATE, window=1), pretraining)
@@ -117,8 +126,13 @@ def main(pretraining: int = 150, batches: int = 60, seed: int = 0) -> dict[str, 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
-        "--pretraining", type=int, default=150, help="updates of the language model before it is frozen"
+        "--pretraining",
+        type=int,
+        default=150,
+        help="updates of the language model before it is frozen",
     )
-    parser.add_argument("--batches", type=int, default=60, help="episodes of 64 sequences for each loss")
+    parser.add_argument(
+        "--batches", type=int, default=60, help="episodes of 64 sequences for each loss"
+    )
     parser.add_argument("--seed", type=int, default=0)
     main(**vars(parser.parse_args()))

@@ -30,7 +30,9 @@ def main(run: str, batches: int = 50, epochs: int = 4, seed: int = 0) -> list[di
     model = tokenv.load(run)
     torch.manual_seed(seed)
     base = tokenv.TokenizationEnv(model.lm, CorpusFactory(model.config.data), BATCH, window=4)
-    normalise = ObservationNorm(in_keys=[keys.ENCODING], out_keys=[keys.ENCODING], standard_normal=True)
+    normalise = ObservationNorm(
+        in_keys=[keys.ENCODING], out_keys=[keys.ENCODING], standard_normal=True
+    )
     env = TransformedEnv(base, Compose(normalise))
     env.set_seed(seed)
     normalise.init_stats(base.source.seq_len - 1, reduce_dim=(0, 1), cat_dim=1)
@@ -50,10 +52,16 @@ def main(run: str, batches: int = 50, epochs: int = 4, seed: int = 0) -> list[di
 
     frames, results = BATCH * (base.source.seq_len - 1), []
     collector = Collector(
-        env, policy, frames_per_batch=frames, total_frames=batches * frames, auto_register_policy_transforms=False
+        env,
+        policy,
+        frames_per_batch=frames,
+        total_frames=batches * frames,
+        auto_register_policy_transforms=False,
     )
     for td in collector:
-        results.append({"reward": td[keys.REWARD].mean().item(), "rate": td[keys.ACTION].float().mean().item()})
+        results.append(
+            {"reward": td[keys.REWARD].mean().item(), "rate": td[keys.ACTION].float().mean().item()}
+        )
         print(", ".join(f"{name} {value:.4f}" for name, value in results[-1].items()))
         td[keys.REWARD] = td[keys.REWARD] - PRICE * td[keys.ACTION].unsqueeze(-1)
         for _ in range(epochs):
@@ -70,6 +78,8 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("run", help="a run folder such as runs/1, or what else tokenv.load takes")
     parser.add_argument("--batches", type=int, default=50, help="episodes of 32 sequences")
-    parser.add_argument("--epochs", type=int, default=4, help="updates of the network for each of them")
+    parser.add_argument(
+        "--epochs", type=int, default=4, help="updates of the network for each of them"
+    )
     parser.add_argument("--seed", type=int, default=0)
     main(**vars(parser.parse_args()))

@@ -19,14 +19,17 @@ set_threads(1)
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # of numpy in the processes which tests start
 
 
-collect_ignore = [] if "TOKENV_PRETENDED_ACCELERATOR" in os.environ else ["accelerator"]  # see test_accelerator.py
+# see test_accelerator.py
+collect_ignore = [] if "TOKENV_PRETENDED_ACCELERATOR" in os.environ else ["accelerator"]
 
 # Whole commands, comparisons and pages of documentation, of which the default run has others of the same kind.
 SLOW = frozenset(Path(__file__).with_name("slow.txt").read_text().splitlines())
 
 
 if "series" not in DATA.names():
-    pytest.exit("the installed tokenv lacks entry points of pyproject.toml: pip install --no-deps -e .", 2)
+    pytest.exit(
+        "the installed tokenv lacks entry points of pyproject.toml: pip install --no-deps -e .", 2
+    )
 
 
 @pytest.hookimpl(tryfirst=True)  # before tests are chosen by their marks
@@ -34,7 +37,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.nodeid in SLOW:
             item.add_marker(pytest.mark.slow)
-        if item.get_closest_marker("gpu") and not torch.cuda.is_available():  # a folder of that name is a keyword, too
+        # a folder of that name is a keyword, too
+        if item.get_closest_marker("gpu") and not torch.cuda.is_available():
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
@@ -45,7 +49,9 @@ def _seed() -> None:
 
 @pytest.fixture
 def tiny_lm() -> UNet:
-    return UNet(UNetConfig(width=16, heads=2, down_layers=2, mid_layers=2, up_layers=2, window=8)).double()
+    return UNet(
+        UNetConfig(width=16, heads=2, down_layers=2, mid_layers=2, up_layers=2, window=8)
+    ).double()
 
 
 @pytest.fixture
@@ -58,7 +64,13 @@ def tiny_settings() -> dict[str, object]:
 def series_settings(tiny_settings: dict[str, object]) -> dict[str, object]:
     """Return the same on synthetic series."""
     series = {"context": 4, "count": 6, "length": 300, "dwell": 8}
-    data = {"kind": "series", "source": "regimes", "seq_len": 32, "validation": 0.2, "options": series}
+    data = {
+        "kind": "series",
+        "source": "regimes",
+        "seq_len": 32,
+        "validation": 0.2,
+        "options": series,
+    }
     return tiny_settings | {"data": data, "codec": {"name": "series"}}
 
 

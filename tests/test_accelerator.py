@@ -12,7 +12,19 @@ FOLDER = Path(__file__).with_name("accelerator")
 
 @pytest.mark.parametrize("marks", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
 def test_everything_runs_on_a_pretended_accelerator(marks: str) -> None:
-    words = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", marks, str(FOLDER)]
+    words = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-m",
+        marks,
+        str(FOLDER),
+    ]
     environment = {**os.environ, "TOKENV_PRETENDED_ACCELERATOR": "1"}
-    done = subprocess.run(words, cwd=FOLDER.parents[1], env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        words, cwd=FOLDER.parents[1], env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout[-4000:]

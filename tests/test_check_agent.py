@@ -28,7 +28,9 @@ def test_so_does_every_agent_that_is_told_its_rate(name):
     check_agent(name, rates=RateRange(0.3, 0.6))
 
 
-@pytest.mark.parametrize("options", [{"window": 0}, {"window": 3, "zero_init": True}, {"scale": 0.5}])
+@pytest.mark.parametrize(
+    "options", [{"window": 0}, {"window": 3, "zero_init": True}, {"scale": 0.5}]
+)
 def test_options_reach_the_agent(options):
     assert check_agent("learned", **options) == []
 
@@ -51,10 +53,14 @@ def test_the_conditional_law_passes_as_what_reads_ahead():
 
 def test_an_agent_that_reads_ahead_passes_if_it_says_so(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    corpus = load_corpus(DataConfig(source="words", seq_len=64, words_documents=40, lexicon_size=10, validation=0.1))
+    corpus = load_corpus(
+        DataConfig(source="words", seq_len=64, words_documents=40, lexicon_size=10, validation=0.1)
+    )
     tokenizer = str(train_bpe(corpus, 300))
     check_agent("bpe", tokenizer=tokenizer)
-    with pytest.raises(AssertionError, match=r"agent bpe: (forward|boundaries depend on later symbols)"):
+    with pytest.raises(
+        AssertionError, match=r"agent bpe: (forward|boundaries depend on later symbols)"
+    ):
         check_agent("bpe", reads_ahead=False, tokenizer=tokenizer)
 
 
@@ -97,14 +103,18 @@ class Batchwise(Own):
     """Centres encodings over the batch."""
 
     def _project(self, encoding):
-        return super()._project(encoding - encoding.mean(0, keepdim=True) if encoding.ndim == 3 else encoding)
+        return super()._project(
+            encoding - encoding.mean(0, keepdim=True) if encoding.ndim == 3 else encoding
+        )
 
 
 class Padded(Own):
     """Looks at the mean over the sequence, padding included."""
 
     def _project(self, encoding):
-        return super()._project(encoding - encoding.mean(-2, keepdim=True) if encoding.ndim == 3 else encoding)
+        return super()._project(
+            encoding - encoding.mean(-2, keepdim=True) if encoding.ndim == 3 else encoding
+        )
 
 
 class Drunk(Own):
@@ -215,17 +225,37 @@ class Unforced(Agent):
     [
         (draw_changed(without(keys.ENTROPY)), "answers without 'entropy', one of its out_keys"),
         (
-            draw_changed(changed(keys.ENTROPY, lambda x: x.sum(-1, keepdim=True).expand(x.shape) * 1.0)),
+            draw_changed(
+                changed(keys.ENTROPY, lambda x: x.sum(-1, keepdim=True).expand(x.shape) * 1.0)
+            ),
             "entropy is not 0",
         ),
-        (draw_changed(changed(keys.ACTION, lambda x: x.double())), "action is of type torch.float64"),
+        (
+            draw_changed(changed(keys.ACTION, lambda x: x.double())),
+            "action is of type torch.float64",
+        ),
         (draw_changed(changed(keys.ACTION, lambda x: 2 * x)), "other numbers than 0 and 1"),
-        (draw_changed(changed(keys.BOUNDARY_PROB, lambda x: 1.5 * x)), r"boundary_prob is outside \[0, 1\]"),
-        (draw_changed(changed(keys.BOUNDARY_PROB, lambda x: x / 2)), "boundary_prob is not 1 at the first symbol"),
+        (
+            draw_changed(changed(keys.BOUNDARY_PROB, lambda x: 1.5 * x)),
+            r"boundary_prob is outside \[0, 1\]",
+        ),
+        (
+            draw_changed(changed(keys.BOUNDARY_PROB, lambda x: x / 2)),
+            "boundary_prob is not 1 at the first symbol",
+        ),
         (draw_changed(changed(keys.ACTION_LOG_PROB, lambda x: -x)), "action_log_prob is above 0"),
-        (draw_changed(changed(keys.ACTION_LOG_PROB, lambda x: x - 1)), "action_log_prob is not 0 at the first symbol"),
-        (draw_changed(changed(keys.ACTION_LOG_PROB, lambda x: x / 0)), "action_log_prob is not finite"),
-        (draw_changed(changed(keys.ACTION, lambda x: x | 1)), "action is not 0 in the padding|position by position"),
+        (
+            draw_changed(changed(keys.ACTION_LOG_PROB, lambda x: x - 1)),
+            "action_log_prob is not 0 at the first symbol",
+        ),
+        (
+            draw_changed(changed(keys.ACTION_LOG_PROB, lambda x: x / 0)),
+            "action_log_prob is not finite",
+        ),
+        (
+            draw_changed(changed(keys.ACTION, lambda x: x | 1)),
+            "action is not 0 in the padding|position by position",
+        ),
         (Unforced, "the first symbol does not end a token"),
         (Ahead, "boundaries depend on later symbols: another symbol"),
         (Batchwise, "depend on the other sequences of its batch"),
@@ -237,7 +267,10 @@ class Unforced(Agent):
         (Unlearned, "no gradient of action_log_prob"),
         (Scores, r"score\(\) of drawn boundaries gives another action_log_prob"),
         (Stored, r"get_dist\(\) gives drawn boundaries another log-probability"),
-        (Broken, r"draw\(\), of 3 sequences of 12 symbols, so batch size \[3, 11\], fails with IndexError"),
+        (
+            Broken,
+            r"draw\(\), of 3 sequences of 12 symbols, so batch size \[3, 11\], fails with IndexError",
+        ),
         (Breaks, r"forward\(\), position by position, fails with"),
     ],
 )
@@ -257,7 +290,9 @@ def test_an_agent_that_reads_ahead_must_not_read_the_padding():
 
 
 def test_an_agent_that_reads_ahead_must_not_step():
-    with pytest.raises(AssertionError, match="reads ahead, and acts position by position all the same"):
+    with pytest.raises(
+        AssertionError, match="reads ahead, and acts position by position all the same"
+    ):
         check_agent(Ahead, reads_ahead=True)
 
 
@@ -276,7 +311,11 @@ class Plain(Agent):
 
 class Forced(Plain):
     def draw(self, observation, noise):
-        return super().draw(observation, noise).set(keys.ACTION, forced_action(observation).expand(noise.shape))
+        return (
+            super()
+            .draw(observation, noise)
+            .set(keys.ACTION, forced_action(observation).expand(noise.shape))
+        )
 
 
 def test_a_new_agent_passes():

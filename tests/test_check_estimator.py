@@ -35,7 +35,9 @@ def test_a_critic_with_samples():
 
 @pytest.mark.parametrize("name", ["rloo", "branch"])
 def test_samples_that_serve_rewards_only(name):
-    check_estimator(name, gamma=1.0, num_samples=2, **({"reward_only": True} if name == "rloo" else {}))
+    check_estimator(
+        name, gamma=1.0, num_samples=2, **({"reward_only": True} if name == "rloo" else {})
+    )
 
 
 def test_what_is_declared_unbiased():
@@ -43,7 +45,12 @@ def test_what_is_declared_unbiased():
         name
         for name in registry.ESTIMATORS
         if registry.build(
-            "estimator", {"name": name} | undiscounted(name), registry.ESTIMATORS, width=8, rate=0.2, seq_len=6
+            "estimator",
+            {"name": name} | undiscounted(name),
+            registry.ESTIMATORS,
+            width=8,
+            rate=0.2,
+            seq_len=6,
         ).unbiased
     }
     biased = {
@@ -144,7 +151,9 @@ class Trailing(Stage):
     out_keys = [keys.LOSS_POLICY]
 
     def forward(self, td):
-        return td.set(keys.LOSS_POLICY, (td[keys.ACTION_LOG_PROB] * td[keys.ADVANTAGE]).unsqueeze(-1))
+        return td.set(
+            keys.LOSS_POLICY, (td[keys.ACTION_LOG_PROB] * td[keys.ADVANTAGE]).unsqueeze(-1)
+        )
 
 
 def around(*parts, **options):
@@ -154,7 +163,10 @@ def around(*parts, **options):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda seq_len: around(Leaky(seq_len))(), "declares itself unbiased, but its expected gradient is off by"),
+        (
+            lambda seq_len: around(Leaky(seq_len))(),
+            "declares itself unbiased, but its expected gradient is off by",
+        ),
         (around(Scaled()), r"off by 0\.1 of the true one"),
         (around(Unmasked()), "symbols in the padding move the loss"),
         (around(Drunk()), "the same noise gave two losses"),
@@ -163,8 +175,14 @@ def around(*parts, **options):
         (lambda: chain(EarlyExit(), Discount(1.0)), "writes no 'loss_policy'"),
         (lambda: chain(EarlyExit(), Discount(1.0), Detached()), "no gradient reaches the policy"),
         (lambda: chain(EarlyExit(), Discount(1.0), Everywhere()), "where decision_mask is False"),
-        (lambda: chain(EarlyExit(), Discount(1.0), Trailing()), r"shape \(2, 4, 1\), the rollout \(2, 4\)"),
-        (lambda: chain(EarlyExit(), Discount(1.0), CarelessARM(), num_samples=2), "standard errors off"),
+        (
+            lambda: chain(EarlyExit(), Discount(1.0), Trailing()),
+            r"shape \(2, 4, 1\), the rollout \(2, 4\)",
+        ),
+        (
+            lambda: chain(EarlyExit(), Discount(1.0), CarelessARM(), num_samples=2),
+            "standard errors off",
+        ),
     ],
 )
 def test_broken_estimators_are_caught(build, message):
@@ -196,7 +214,13 @@ def test_exceptions_of_a_stage_are_reported_with_the_action():
 def test_unchecked_properties_are_returned():
     assert check_estimator("leave_one_out", windows=(0,), gamma=1.0) == []
     (told,) = check_estimator("leave_one_out", windows=(0,), gamma=0.9)
-    assert told == "window 0: the expected gradient, for discounting biases it: check it with gamma=1.0, too"
+    assert (
+        told
+        == "window 0: the expected gradient, for discounting biases it: check it with gamma=1.0, too"
+    )
     (told,) = check_estimator("straight", windows=(0,))
-    assert told == "window 0: the expected gradient, for it declares itself biased (a part says unbiased = False)"
+    assert (
+        told
+        == "window 0: the expected gradient, for it declares itself biased (a part says unbiased = False)"
+    )
     assert len(check_estimator("leave_one_out", gamma=0.9)) == 2

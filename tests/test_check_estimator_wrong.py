@@ -175,7 +175,9 @@ def one_sample(stage):
 
 
 def with_samples(stage, count):
-    return chain(EarlyExit(), Discount(1.0), LeaveOneOutSamples(), stage, ScoreFunction(), num_samples=count)
+    return chain(
+        EarlyExit(), Discount(1.0), LeaveOneOutSamples(), stage, ScoreFunction(), num_samples=count
+    )
 
 
 def averaged(stage):
@@ -219,7 +221,9 @@ WRONG = {
 LONG = {"later actions, 4 samples", "own late action, 4 samples", "updated first, later"}
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in WRONG])
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in WRONG]
+)
 def test_it_is_found(name):
     """Either by an error, or by what is returned as not exact."""
     try:
@@ -231,7 +235,8 @@ def test_it_is_found(name):
 
 
 @pytest.mark.parametrize(
-    "name", ["own action", "own action, 2 samples", "own action, 3 samples", "own action, 4 samples"]
+    "name",
+    ["own action", "own action, 2 samples", "own action, 3 samples", "own action, 4 samples"],
 )
 def test_a_small_bias_is_an_error(name):
     with pytest.raises(AssertionError, match="its expected gradient is off by"):
@@ -240,12 +245,17 @@ def test_a_small_bias_is_an_error(name):
 
 @pytest.mark.parametrize("samples", [1, 3])
 def test_a_baseline_may_read_earlier_actions(samples):
-    right = (lambda: one_sample(EarlierAction())) if samples == 1 else (lambda: with_samples(EarlierAction(), samples))
+    right = (
+        (lambda: one_sample(EarlierAction()))
+        if samples == 1
+        else (lambda: with_samples(EarlierAction(), samples))
+    )
     assert check_estimator(right, windows=(2,)) == []
 
 
 @pytest.mark.parametrize(
-    "name", ["own action in a batch of one", "own action in a critic", "own action from the fifth call"]
+    "name",
+    ["own action in a batch of one", "own action in a critic", "own action from the fifth call"],
 )
 def test_a_bias_in_one_setting_is_an_error(name):
     """The mean over draws of the other boundaries proves it where they cannot all be enumerated."""

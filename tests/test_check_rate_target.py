@@ -54,7 +54,11 @@ class Unmasked(LogitPressure):
 
     def forward(self, td):
         return (
-            super().forward(td).set(keys.LOSS_RATE, td[keys.LOSS_RATE] + td[keys.SYMBOL].sum() * td[keys.DECISION_MASK])
+            super()
+            .forward(td)
+            .set(
+                keys.LOSS_RATE, td[keys.LOSS_RATE] + td[keys.SYMBOL].sum() * td[keys.DECISION_MASK]
+            )
         )
 
 
@@ -91,7 +95,10 @@ class Constant(LogitPressure):
         (changed(lambda loss, td: loss / 0), "not finite"),
         (changed(lambda loss, td: loss.detach()), "has no gradient"),
         (changed(lambda loss, td: loss * torch.rand(())), "the same rollout gave two losses"),
-        (changed(lambda loss, td: td[keys.BOUNDARY_LOGITS] * loss.sum()), "not 0 where decision_mask is False"),
+        (
+            changed(lambda loss, td: td[keys.BOUNDARY_LOGITS] * loss.sum()),
+            "not 0 where decision_mask is False",
+        ),
         (Unmasked, "symbols in the padding move the loss"),
         (Forgetful, "a state_dict does not bring its state back"),
         (Indexes, r"a rollout of batch size \[2, 4\] fails with"),

@@ -48,13 +48,20 @@ def flip(file: Path, bit: int) -> None:
 
 @pytest.mark.parametrize(
     ("name", "most"),
-    [*((name, 100) for name in (*FILES, DIGESTS)), pytest.param(DIGESTS, 10**6, marks=pytest.mark.slow)],
+    [
+        *((name, 100) for name in (*FILES, DIGESTS)),
+        pytest.param(DIGESTS, 10**6, marks=pytest.mark.slow),
+    ],
 )
 def test_every_flipped_bit_is_noticed(name: str, most: int, tmp_path: Path) -> None:
     state = {"step": 1, "config": {"seed": 1}, "bits_per_byte": 2.0}
-    path = checkpoints.save(tmp_path / "checkpoints", checkpoints.Checkpoint(TENSORS, TENSORS, state), keep=2)
+    path = checkpoints.save(
+        tmp_path / "checkpoints", checkpoints.Checkpoint(TENSORS, TENSORS, state), keep=2
+    )
     intact = checkpoints.save(
-        tmp_path / "checkpoints", checkpoints.Checkpoint(TENSORS, TENSORS, state | {"step": 2}), keep=2
+        tmp_path / "checkpoints",
+        checkpoints.Checkpoint(TENSORS, TENSORS, state | {"step": 2}),
+        keep=2,
     )
     bits = 8 * (path / name).stat().st_size
     chosen = random.Random(0).sample(range(bits), min(bits, most))
@@ -74,10 +81,14 @@ def test_another_runs_file_is_noticed(name: str, tmp_path: Path) -> None:
     for number in (1, 2):
         tensors = {each: tensor + number for each, tensor in TENSORS.items()}
         state = {"step": 1, "config": {"seed": number}, "bits_per_byte": 2.0}
-        checkpoints.save(tmp_path / str(number), checkpoints.Checkpoint(tensors, tensors, state), keep=2)
+        checkpoints.save(
+            tmp_path / str(number), checkpoints.Checkpoint(tensors, tensors, state), keep=2
+        )
     one, other = (tmp_path / str(number) / "step-00000001" for number in (1, 2))
     shutil.copy(other / name, one / name)
-    with pytest.raises(checkpoints.DamagedError, match=rf"{name}: damaged, or of another run: SHA-256 .*no other"):
+    with pytest.raises(
+        checkpoints.DamagedError, match=rf"{name}: damaged, or of another run: SHA-256 .*no other"
+    ):
         checkpoints.load(one)
     (one / name).unlink()
     with pytest.raises(checkpoints.DamagedError, match=f"{name}: it is not there"):
@@ -106,12 +117,16 @@ def test_readers_take_the_newest_intact_one_and_say_so(
     assert line.startswith(f"tokenv: warning: {wanted / name}: damaged")
     assert line.endswith(f"this goes on with {trained.path}")
     for path, options in ((wanted, {}), (run, {"fall_back": False})):
-        with pytest.raises(checkpoints.DamagedError, match=f"name that one .resume={trained.path} goes on"):
+        with pytest.raises(
+            checkpoints.DamagedError, match=f"name that one .resume={trained.path} goes on"
+        ):
             load_run(str(path), which, **options)
     for path in (first, second, third):
         flip(path / "optimizer.safetensors", 999)
         flip(path / "model.safetensors", 998)
-    with pytest.raises(checkpoints.DamagedError, match="no other checkpoint of the run is known to be intact"):
+    with pytest.raises(
+        checkpoints.DamagedError, match="no other checkpoint of the run is known to be intact"
+    ):
         load_run(str(run), which)
 
 
@@ -189,7 +204,9 @@ def test_a_state_that_is_none_is_one_message(text: str, message: str, run: Path)
         ({"config": {"model": 3}}, "model = 3: expected a section"),
     ],
 )
-def test_a_state_with_wrong_values_is_one_message(change: dict[str, Any], message: str, run: Path) -> None:
+def test_a_state_with_wrong_values_is_one_message(
+    change: dict[str, Any], message: str, run: Path
+) -> None:
     path = checkpoints.find(run)
     state = json.loads((path / "state.json").read_text())
     (path / "state.json").write_text(json.dumps(state | change))
@@ -204,16 +221,22 @@ def test_a_tensor_of_too_many_dimensions_is_one_message(run: Path) -> None:
     many = torch.ones(4096).reshape([2] * 12 + [1] * 58)
     checkpoints.save_file(tensors | {"lm.head.weight": many}, path / checkpoints.MODEL)
     write_digests(path)
-    with pytest.raises(checkpoints.DamagedError, match=r"lm\.head\.weight has 70 dimensions, expected 64 at most"):
+    with pytest.raises(
+        checkpoints.DamagedError, match=r"lm\.head\.weight has 70 dimensions, expected 64 at most"
+    ):
         checkpoints.load(path)
 
 
-def replaced(tensors: dict[str, torch.Tensor], name: str, tensor: torch.Tensor | None) -> dict[str, torch.Tensor]:
+def replaced(
+    tensors: dict[str, torch.Tensor], name: str, tensor: torch.Tensor | None
+) -> dict[str, torch.Tensor]:
     kept = {each: value for each, value in tensors.items() if each != name}
     return kept if tensor is None else kept | {name: tensor}
 
 
-@pytest.mark.parametrize("tensor", [None, torch.zeros(8, 8), torch.zeros(256, 16, dtype=torch.int64)])
+@pytest.mark.parametrize(
+    "tensor", [None, torch.zeros(8, 8), torch.zeros(256, 16, dtype=torch.int64)]
+)
 def test_a_model_of_another_shape_is_not_loaded(tensor: torch.Tensor | None, run: Path) -> None:
     path = checkpoints.find(run)
     tensors, _ = checkpoints.load_model(path)
@@ -222,14 +245,20 @@ def test_a_model_of_another_shape_is_not_loaded(tensor: torch.Tensor | None, run
     write_digests(path)
     found = {None: "none", torch.float32: r"float32 \[8, 8\]", torch.int64: r"int64 \[256, 16\]"}
     told = found[None if tensor is None else tensor.dtype]
-    with pytest.raises(UserError, match=rf"model\.safetensors: {name}: found {told}, expected float32 \[256, 16\]"):
+    with pytest.raises(
+        UserError, match=rf"model\.safetensors: {name}: found {told}, expected float32 \[256, 16\]"
+    ):
         load_run(str(path))
 
 
 @pytest.mark.parametrize(
     ("name", "tensor", "told"),
     [
-        ("lm.head.weight/exp_avg", torch.zeros(256, 8), r"found float32 \[256, 8\], expected float32 \[256, 16\]"),
+        (
+            "lm.head.weight/exp_avg",
+            torch.zeros(256, 8),
+            r"found float32 \[256, 8\], expected float32 \[256, 16\]",
+        ),
         ("lm.head.weight/exp_avg_sq", torch.zeros(256, 16, dtype=torch.int8), "found int8"),
         ("lm.head.weight/exp_avg_sq", None, "found none, expected float32"),
         ("lm.head.weight/step", torch.zeros(3), r"found float32 \[3\], expected float32 \[\]"),
@@ -257,7 +286,9 @@ def test_moments_are_of_the_precision_that_a_run_goes_on_in(run: Path, tmp_path:
     _, history = train(config, tmp_path / "new", lambda *_: None, resume=resume)
     assert history["train/flops"][0][-1] == 768
     saved = checkpoints.load(checkpoints.find(tmp_path / "new" / "step-00000003"))
-    assert {tensor.dtype for name, tensor in saved.optimizer.items() if "/exp" in name} == {torch.float64}
+    assert {tensor.dtype for name, tensor in saved.optimizer.items() if "/exp" in name} == {
+        torch.float64
+    }
 
 
 def test_threads_have_a_bound() -> None:

@@ -30,7 +30,11 @@ def exists(name: str) -> bool:
     found: Any = import_module("tokenv")
     for part in name.split(".")[1:]:
         try:
-            found = import_module(f"{found.__name__}.{part}") if inspect.ismodule(found) else getattr(found, part)
+            found = (
+                import_module(f"{found.__name__}.{part}")
+                if inspect.ismodule(found)
+                else getattr(found, part)
+            )
         except (ImportError, AttributeError) as error:
             missing = error.name or ""
             if isinstance(error, ImportError) and not missing.startswith("tokenv"):
@@ -45,7 +49,8 @@ def exists(name: str) -> bool:
 
 def places() -> dict[str, list[str]]:
     """Return the files in which each dotted name stands."""
-    names = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "mkdocs.yml", "pyproject.toml")  # a changelog is history
+    # a changelog is history
+    names = ("README.md", "CONTRIBUTING.md", "SECURITY.md", "mkdocs.yml", "pyproject.toml")
     files = [ROOT / name for name in names]
     for folder in FOLDERS:
         files += [file for file in (ROOT / folder).rglob("*") if file.suffix in ENDINGS]

@@ -28,7 +28,9 @@ def load(name):
 
 
 # TorchRL warns of its own classes when its collectors are imported.
-@pytest.mark.filterwarnings("ignore:Creating .* which inherits from WeightUpdaterBase:DeprecationWarning")
+@pytest.mark.filterwarnings(
+    "ignore:Creating .* which inherits from WeightUpdaterBase:DeprecationWarning"
+)
 def test_torchrls_losses_train_the_policy(capsys):
     found = load("torchrl_losses").main(pretraining=100, batches=25)
     for name in ("A2CLoss", "ClipPPOLoss"):
@@ -44,7 +46,8 @@ def test_torchrls_ppo_trains_a_network_of_ones_own_on_a_run(tmp_path):
     config = resolve([], settings(hardware={"precision": "bfloat16"}, train={"symbols": 256}))
     train(config, tmp_path / "checkpoints", lambda *_: None)
     first, *_, last = load("torchrl_ppo_run").main(str(tmp_path), batches=12)
-    assert last["rate"] < first["rate"] - 0.1  # boundaries of an untrained model are not worth their price
+    # boundaries of an untrained model are not worth their price
+    assert last["rate"] < first["rate"] - 0.1
 
 
 def test_bpe_reads_ahead_where_it_merges(tmp_path, monkeypatch):
@@ -52,7 +55,9 @@ def test_bpe_reads_ahead_where_it_merges(tmp_path, monkeypatch):
     texts = tmp_path / "texts"
     texts.mkdir()
     for name in range(10):
-        (texts / f"{name}.txt").write_text(f"the other {name:03} hats and the thermometers thereof\n" * 30)
+        (texts / f"{name}.txt").write_text(
+            f"the other {name:03} hats and the thermometers thereof\n" * 30
+        )
     lookahead = load("bpe_lookahead").lookahead
     assert lookahead(str(texts), 1, 256) == (0.0, 1.0)
     differ, rate = lookahead(str(texts), 1, 320)
@@ -70,14 +75,23 @@ def test_intervals_cover_what_they_promise(ratio, seeds, paired):
 @pytest.mark.parametrize(("documents", "spread"), [(5, 1.0), (10, 1.5), (20, 1.0)])
 def test_intervals_cover_with_few_unequal_documents(documents, spread):
     found = load("interval_coverage").coverage(10.0, 5, 600, documents=documents, spread=spread)
-    assert 0.92 <= found <= 0.99  # 0.86, 0.81 and 0.89 with C - 1 degrees of freedom and no correction
+    # 0.86, 0.81 and 0.89 with C - 1 degrees of freedom and no correction
+    assert 0.92 <= found <= 0.99
 
 
 @pytest.mark.slow
 def test_the_gpu_day_runs_through(tmp_path):
     """Run every task of the script on any machine; the figures mean nothing."""
     out = tmp_path / "gpu.md"
-    command = [sys.executable, EXAMPLES / "gpu_day.py", "--small", "--out", out, "--keep", tmp_path / "kept"]
+    command = [
+        sys.executable,
+        EXAMPLES / "gpu_day.py",
+        "--small",
+        "--out",
+        out,
+        "--keep",
+        tmp_path / "kept",
+    ]
     subprocess.run(command, check=True, cwd=tmp_path)
     report = out.read_text()
     assert report.count("ended with 0 after") == 5
@@ -95,16 +109,27 @@ def test_ppo_steps_are_counted(capsys):
 
 def test_a_table_is_forecast_with_intervals(tmp_path):
     series = {"context": 4, "count": 6, "length": 300, "dwell": 8}
-    data = {"kind": "series", "source": "regimes", "seq_len": 32, "validation": 0.2, "options": series}
+    data = {
+        "kind": "series",
+        "source": "regimes",
+        "seq_len": 32,
+        "validation": 0.2,
+        "options": series,
+    }
     train(
         resolve([], settings() | {"data": data, "codec": {"name": "series", "horizon": 6}}),
         tmp_path / "checkpoints",
         lambda *_: None,
     )
     dates = pd.date_range("2024-01-01", periods=120, freq="h", name="date")
-    table = pd.DataFrame({name: np.random.default_rng(seed).normal(size=120) for seed, name in enumerate("ab")}, dates)
+    table = pd.DataFrame(
+        {name: np.random.default_rng(seed).normal(size=120) for seed, name in enumerate("ab")},
+        dates,
+    )
     table.to_csv(tmp_path / "table.csv")
-    scored, coverage, future = load("forecast_intervals").main(str(tmp_path), str(tmp_path / "table.csv"), 12)
+    scored, coverage, future = load("forecast_intervals").main(
+        str(tmp_path), str(tmp_path / "table.csv"), 12
+    )
     assert sorted(coverage.index) == ["a", "b"]
     assert len(scored) == 2 * 6 * 6
     assert 0.6 < coverage.mean() <= 1
@@ -123,7 +148,9 @@ def test_a_table_is_forecast_with_intervals(tmp_path):
     ],
 )
 def test_estimators_for_a_start_from_scratch_are_right(name, options):
-    left_out = check_estimator(getattr(load("scratch_estimators"), name), windows=(2,), gamma=1.0, **options)
+    left_out = check_estimator(
+        getattr(load("scratch_estimators"), name), windows=(2,), gamma=1.0, **options
+    )
     assert bool(left_out) == (name == "annealed_kl")  # which declares its bias
 
 
@@ -142,7 +169,9 @@ def test_a_kl_which_has_been_annealed_leaves_the_estimate_alone():
     prob = tensordict[keys.BOUNDARY_LOGITS].sigmoid()
     expected = prob * (prob / 0.3).log() + (1 - prob) * ((1 - prob) / 0.7).log()
     for loss, beta in zip(losses, (2.0, 1.0, 0.0), strict=True):
-        assert torch.allclose(loss, beta * expected.where(tensordict[keys.DECISION_MASK], 0.0), atol=1e-6)
+        assert torch.allclose(
+            loss, beta * expected.where(tensordict[keys.DECISION_MASK], 0.0), atol=1e-6
+        )
 
 
 def test_the_fitted_coefficient_of_the_early_exit_is_that_of_least_variance():

@@ -32,7 +32,11 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def tiny_words(tiny_settings: dict[str, Any]) -> list[str]:
-    return [f"{section}.{key}={value}" for section, of in tiny_settings.items() for key, value in of.items()]
+    return [
+        f"{section}.{key}={value}"
+        for section, of in tiny_settings.items()
+        for key, value in of.items()
+    ]
 
 
 class Mine(RunObserver):
@@ -113,7 +117,9 @@ def test_sources_and_versions_of_plug_ins_are_recorded(
         monkeypatch.syspath_prepend(str(folder))
     words = [word for word in tiny_words if not word.startswith("agent.name")]
     mine = Mine()
-    ex = experiment("train", *words, "agent.name=loose_agent:Loose", "estimator.name=their_package.tricks:trick")
+    ex = experiment(
+        "train", *words, "agent.name=loose_agent:Loose", "estimator.name=their_package.tricks:trick"
+    )
     ex.observers.append(mine)
     ex.run()
     names = {Path(source).name for source in mine.sources}
@@ -129,7 +135,9 @@ def test_sources_and_versions_of_plug_ins_are_recorded(
 def train_in_a_process(*words: str) -> None:
     """For Sacred's observers warn, and warnings are errors here."""
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    subprocess.run([sys.executable, "-m", "tokenv", "train", "with", *words], env=environment, check=True)
+    subprocess.run(
+        [sys.executable, "-m", "tokenv", "train", "with", *words], env=environment, check=True
+    )
 
 
 def test_tiny_db(tiny_words: list[str]) -> None:
@@ -159,7 +167,10 @@ def test_sql(tiny_words: list[str]) -> None:
 
 def test_queue(tiny_words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     run_command("train", ["with", *tiny_words, "--queue"])
-    assert "queued: runs/1; start it with: tokenv train with runs/1/config.json" in capsys.readouterr().out
+    assert (
+        "queued: runs/1; start it with: tokenv train with runs/1/config.json"
+        in capsys.readouterr().out
+    )
     told = json.loads(Path("runs/1/run.json").read_text())
     assert told["status"] == "QUEUED"
     assert all(Path("runs", kept).is_file() for _, kept in told["experiment"]["sources"])
@@ -177,7 +188,12 @@ def _settings(tiny_settings: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     "texts",
-    [TEXTS, [text.encode() for text in TEXTS], Dataset.from_dict({"words": TEXTS}), (text for text in TEXTS)],
+    [
+        TEXTS,
+        [text.encode() for text in TEXTS],
+        Dataset.from_dict({"words": TEXTS}),
+        (text for text in TEXTS),
+    ],
     ids=["str", "bytes", "datasets", "generator"],
 )
 def test_texts_that_one_has_are_trained_on(tiny_settings: dict[str, Any], texts: Any) -> None:
@@ -189,12 +205,15 @@ def test_texts_that_one_has_are_trained_on(tiny_settings: dict[str, Any], texts:
     (kept,) = Path("runs/_texts").iterdir()
     assert model.config.data.source == str(kept.resolve())
     assert kept.name == write_documents(TEXTS, Path("elsewhere")).name  # whichever way they come
-    run_command("train", ["with", "resume=runs/1/checkpoints/step-00000004"])  # the texts are still there
+    # the texts are still there
+    run_command("train", ["with", "resume=runs/1/checkpoints/step-00000004"])
     results = [json.loads(Path(f"runs/{run}/run.json").read_text())["result"] for run in (1, 2)]
     assert results[0] == results[1]
 
 
-def test_a_configuration_by_name_a_store_and_an_observer(tiny_settings: dict[str, Any], tmp_path: Path) -> None:
+def test_a_configuration_by_name_a_store_and_an_observer(
+    tiny_settings: dict[str, Any], tmp_path: Path
+) -> None:
     mine = Mine()
     small = {name: of for name, of in tiny_settings.items() if name not in ("data", "agent")}
     model = tokenv.train(
@@ -220,7 +239,9 @@ def test_a_configuration_by_name_a_store_and_an_observer(tiny_settings: dict[str
         ([{"body": "x"}], r"texts\[0\] has no column 'text' but body"),
     ],
 )
-def test_texts_that_are_none_are_one_message(tiny_settings: dict[str, Any], texts: Any, message: str) -> None:
+def test_texts_that_are_none_are_one_message(
+    tiny_settings: dict[str, Any], texts: Any, message: str
+) -> None:
     with pytest.raises(UserError, match=message):
         tokenv.train(_settings(tiny_settings), texts=texts)
     assert [path for path in Path("runs/_texts").glob("*") if path.name.startswith(".")] == []

@@ -26,7 +26,9 @@ TEXT = "a line of text, and number {} of many\n"
 
 
 @pytest.fixture
-def words(tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def words(
+    tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[str]:
     """Of a run on a file of the user's."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
@@ -36,7 +38,9 @@ def words(tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.Mon
         for number in range(12):
             lines = (TEXT.format(f"{line} of text {number} of {name}") for line in range(30))
             Path(name, f"{number}.txt").write_text("".join(lines))
-    return shrunk.words(merge(tiny_settings, {"data": {"source": "books"}, "train": {"symbols": 512}}))
+    return shrunk.words(
+        merge(tiny_settings, {"data": {"source": "books"}, "train": {"symbols": 512}})
+    )
 
 
 def another_process(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +68,9 @@ READERS = {
 }
 
 
-def test_ones_own_runs_go_on_and_are_measured_without_a_word(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ones_own_runs_go_on_and_are_measured_without_a_word(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     run_command("train", ["with", *words])
     another_process(monkeypatch)
     run_command("evaluate", ["with", *READERS["evaluate"]])
@@ -88,14 +94,20 @@ def test_no_command_reads_what_only_a_stored_run_names(
     lines = [(command, ["with", *given]) for command, given in READERS.items()]
     for command, line in [*lines, ("train", ["with", "runs/1/config.json", "-u"])]:
         another_process(monkeypatch)
-        with pytest.raises(UserError, match=rf"runs/1.* names {private}, .* add trust_code={private}"):
+        with pytest.raises(
+            UserError, match=rf"runs/1.* names {private}, .* add trust_code={private}"
+        ):
             run_command(command, line)
     another_process(monkeypatch)
     with pytest.raises(UserError, match="which would be read"):
         TrainedModelBytesEnv(run="runs/1").reset(seed=0)
     another_process(monkeypatch)
     run_command("segment", ["with", "run=runs/1", "text=abc", "out=null"])  # reads nothing of it
-    for word in (f"trust_code={private}", "trust_code=True", "trust_code=['a:b','~/x','" + str(private) + "']"):
+    for word in (
+        f"trust_code={private}",
+        "trust_code=True",
+        "trust_code=['a:b','~/x','" + str(private) + "']",
+    ):
         another_process(monkeypatch)
         run_command("evaluate", ["with", *READERS["evaluate"], word])
     another_process(monkeypatch)
@@ -105,7 +117,9 @@ def test_no_command_reads_what_only_a_stored_run_names(
     assert TrainedModelBytesEnv(run="runs/1", trust_code=str(private)).reset(seed=0)
 
 
-def test_what_is_named_in_python_is_the_users(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_named_in_python_is_the_users(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     load_corpus(DataConfig(source="private", seq_len=32, validation=0.2))
     tokenv.train(store="runs", texts=[TEXT.format(n) * 30 for n in range(12)], **_settings(words))
     another_process(monkeypatch)
@@ -142,9 +156,12 @@ def test_a_folder_of_the_hub_names_no_files_outside(file: str, words: list[str])
     Path("set/a.txt").write_text("".join(TEXT.format(n) for n in range(200)))
     config = DataConfig(source="hub:set", seq_len=16, validation=0.2)
     load_corpus(config)
-    Path("set/README.md").write_text(f"---\nconfigs:\n- config_name: default\n  data_files: {file}\n---\n")
+    Path("set/README.md").write_text(
+        f"---\nconfigs:\n- config_name: default\n  data_files: {file}\n---\n"
+    )
     with pytest.raises(
-        UserError, match=r"hub data set 'set' (names .*private/1\.txt.* add trust_code=|cannot be opened)"
+        UserError,
+        match=r"hub data set 'set' (names .*private/1\.txt.* add trust_code=|cannot be opened)",
     ):
         load_corpus(config)
     if "zip" not in file:

@@ -20,7 +20,9 @@ from tokenv.training import trainer as training
 
 
 @pytest.fixture
-def words(tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def words(
+    tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> list[str]:
     monkeypatch.chdir(tmp_path)
     return shrunk.words(tiny_settings | {"checkpoint": {"every_symbols": 512}})
 
@@ -29,7 +31,9 @@ def weights(run: Path) -> bytes:
     return (checkpoints.list_complete(run / "checkpoints")[-1] / "model.safetensors").read_bytes()
 
 
-def test_a_full_disk_keeps_what_was_saved(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_keeps_what_was_saved(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The third checkpoint does not fit, nor does anything after it."""
     run_command("train", ["with", *words])
     calls = []
@@ -52,7 +56,9 @@ def test_a_full_disk_keeps_what_was_saved(words: list[str], monkeypatch: pytest.
     assert weights(Path("runs/3")) == weights(Path("runs/1"))
 
 
-def test_a_store_that_vanishes_is_not_made_again(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_that_vanishes_is_not_made_again(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where it was unmounted, a new folder would lie on another disk; it comes back with all that was in it."""
     save = training.checkpoints.save
 
@@ -63,7 +69,9 @@ def test_a_store_that_vanishes_is_not_made_again(words: list[str], monkeypatch: 
 
     with monkeypatch.context() as patch:
         patch.setattr(training.checkpoints, "save", vanish)
-        with pytest.raises(UserError, match=r"runs/1: cannot be written to \(No such file or directory\)"):
+        with pytest.raises(
+            UserError, match=r"runs/1: cannot be written to \(No such file or directory\)"
+        ):
             run_command("train", ["with", *words])
     assert not Path("runs").exists()
     shutil.move("away", "runs")
@@ -76,7 +84,10 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     disk = tmp_path / "disk"
     disk.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=3m", "tmpfs", str(disk)]
-    if shutil.which("mount") is None or subprocess.run(mount, capture_output=True, check=False).returncode:
+    if (
+        shutil.which("mount") is None
+        or subprocess.run(mount, capture_output=True, check=False).returncode
+    ):
         pytest.skip("cannot mount a tmpfs")
     yield disk
     subprocess.run(["umount", "-l", str(disk)], check=True)
@@ -85,7 +96,9 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 def train(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONPATH": str(shrunk.ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "tokenv", "train", "with", *words, "-F", str(folder)]
-    return subprocess.run(command, cwd=folder.parent, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, cwd=folder.parent, env=environment, capture_output=True, text=True, check=False
+    )
 
 
 @pytest.mark.slow
@@ -95,7 +108,10 @@ def test_a_disk_that_is_really_full(words: list[str], small_disk: Path) -> None:
     ballast.write_bytes(bytes(1_200_000))
     done = train([*words, "checkpoint.keep=1000", "train.symbols=25600"], small_disk)
     assert done.returncode == 2, done.stderr
-    assert "cannot be written to (No space left on device); resume it with: tokenv train with resume=" in done.stderr
+    assert (
+        "cannot be written to (No space left on device); resume it with: tokenv train with resume="
+        in done.stderr
+    )
     assert "Traceback" not in done.stderr
     (run,) = small_disk.glob("[0-9]*")
     told = json.loads((run / "run.json").read_text())  # whole, though perhaps not the last word
@@ -110,7 +126,10 @@ def test_a_disk_that_is_really_full(words: list[str], small_disk: Path) -> None:
     home.mkdir()
     done = train([f"resume={run}", "checkpoint.keep=1"], home)
     assert done.returncode == 0, done.stderr
-    assert checkpoints.load_state(checkpoints.list_complete(home / "1" / "checkpoints")[-1])["step"] > steps
+    assert (
+        checkpoints.load_state(checkpoints.list_complete(home / "1" / "checkpoints")[-1])["step"]
+        > steps
+    )
     done = train([*words, "train.symbols=25600"], home)
     assert done.returncode == 0, done.stderr
     assert weights(home / "1") == weights(home / "2")
@@ -120,7 +139,8 @@ def test_a_read_only_store_is_told_before_work_starts(words: list[str], small_di
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     for folder in (small_disk, small_disk / "deeper" / "runs"):
         with pytest.raises(
-            UserError, match=r"disk.*: cannot be written to .*: expected a folder for runs; name another"
+            UserError,
+            match=r"disk.*: cannot be written to .*: expected a folder for runs; name another",
         ):
             run_command("train", ["with", *words, "-F", str(folder)])
     assert run_command("train", ["with", *words, "-u"])["bits_per_byte"] > 0

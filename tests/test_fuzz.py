@@ -27,12 +27,27 @@ def place(tmp_path_factory):
     for number in range(10):
         (folder / TEXTS / f"{number}.txt").write_text("some text, and more of it.\n" * 9)
     small = {
-        "model": {"width": 8, "heads": 2, "down_layers": 1, "mid_layers": 1, "up_layers": 1, "window": 8},
+        "model": {
+            "width": 8,
+            "heads": 2,
+            "down_layers": 1,
+            "mid_layers": 1,
+            "up_layers": 1,
+            "window": 8,
+        },
         "train": {"symbols": 64, "batch_size": 2, "warmup_symbols": 16},
         "validation": {"sequences": 2, "batch_size": 2},
         "hardware": {"device": "cpu", "precision": "float32", "compile": "off"},
     }
-    words = {"data": {"source": "words", "seq_len": 16, "words_documents": 20, "lexicon_size": 10, "validation": 0.2}}
+    words = {
+        "data": {
+            "source": "words",
+            "seq_len": 16,
+            "words_documents": 20,
+            "lexicon_size": 10,
+            "validation": 0.2,
+        }
+    }
     series = {
         "kind": "series",
         "source": "regimes",
@@ -50,7 +65,9 @@ def place(tmp_path_factory):
 def tried(count, attempt):
     """Try so many seeds."""
 
-    @settings(max_examples=count, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=count, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+    )
     @given(st.integers(0, 2**64))
     def each(seed):
         assert attempt(seed) is None
@@ -75,7 +92,9 @@ def run(kind, count, place, monkeypatch, capsys, **how):
         tried(count, lambda seed: try_one(kind, seed, counts, **how))
     with capsys.disabled():
         print(
-            f"\n{kind}: {counts.total()} tried", *(f"{n} {what}" for (_, what), n in sorted(counts.items())), sep=", "
+            f"\n{kind}: {counts.total()} tried",
+            *(f"{n} {what}" for (_, what), n in sorted(counts.items())),
+            sep=", ",
         )
 
 

@@ -52,7 +52,9 @@ def random_sequences(batch=3, length=200):
     return torch.randint(256, (batch, length)), torch.rand(batch, length - 1)
 
 
-@pytest.mark.parametrize(("window", "size"), [(None, 16), (16, 16), (63, 64), (64, 64), (65, 64), (300, 16)])
+@pytest.mark.parametrize(
+    ("window", "size"), [(None, 16), (16, 16), (63, 64), (64, 64), (65, 64), (300, 16)]
+)
 def test_flex_attention_equals_the_reference(window, size):
     qkv = [torch.randn(2, 4, 200, size, device="cuda", requires_grad=True) for _ in range(3)]
     weight = torch.randn_like(qkv[0])
@@ -73,7 +75,9 @@ def test_one_pass_equals_the_cpus():
     same_B = (on_gpu[keys.ACTION].cpu() == on_cpu[keys.ACTION]).all(1)
     assert same_B.any()
     for key in (keys.LOG_LIKELIHOOD, keys.LOG_LIKELIHOOD_EARLY, keys.BOUNDARY_LOGITS, keys.REWARD):
-        torch.testing.assert_close(on_gpu[key].cpu()[same_B], on_cpu[key][same_B], rtol=1e-2, atol=1e-2)
+        torch.testing.assert_close(
+            on_gpu[key].cpu()[same_B], on_cpu[key][same_B], rtol=1e-2, atol=1e-2
+        )
 
 
 def test_stepping_equals_one_pass():
@@ -97,7 +101,9 @@ def test_stepping_equals_one_pass():
                 batch_size=symbol_BN.shape[:1],
             )
         )
-        torch.testing.assert_close(acted[keys.BOUNDARY_LOGITS], td[keys.BOUNDARY_LOGITS][:, i], rtol=1e-2, atol=1e-2)
+        torch.testing.assert_close(
+            acted[keys.BOUNDARY_LOGITS], td[keys.BOUNDARY_LOGITS][:, i], rtol=1e-2, atol=1e-2
+        )
         late_B = lm.codec.log_prob(decoder.decode(td[keys.ACTION][:, i]), symbol_BN[:, i + 1])
         torch.testing.assert_close(late_B, td[keys.LOG_LIKELIHOOD][:, i], rtol=1e-2, atol=1e-2)
 
@@ -129,7 +135,9 @@ def test_packed_tokens_equal_padded_ones(compiled):
         lm.zero_grad()
         out = lm(symbol_BN, action_BN)
         out.square().mean().backward()
-        results.append([out.detach(), *(p.grad.clone() for p in lm.parameters() if p.grad is not None)])
+        results.append(
+            [out.detach(), *(p.grad.clone() for p in lm.parameters() if p.grad is not None)]
+        )
     for packed, padded in zip(*reversed(results), strict=True):
         torch.testing.assert_close(packed, padded, rtol=1e-2, atol=1e-2)
 
@@ -137,7 +145,10 @@ def test_packed_tokens_equal_padded_ones(compiled):
 @pytest.mark.parametrize("length", [130, 512])
 def test_blocks_of_64_have_kernels_at_the_size_of_a_real_head(length):
     """In a compiled layer, in bfloat16, forward and backward."""
-    lm = UNet(UNetConfig(width=128, heads=2, down_layers=1, mid_layers=1, up_layers=1), compute_dtype=torch.bfloat16)
+    lm = UNet(
+        UNetConfig(width=128, heads=2, down_layers=1, mid_layers=1, up_layers=1),
+        compute_dtype=torch.bfloat16,
+    )
     lm.cuda()
     symbol_BN = torch.randint(256, (2, length), device="cuda")
     action_BN = (torch.arange(length, device="cuda") % 5 == 0).long().expand(2, -1)
@@ -151,7 +162,9 @@ def test_blocks_of_64_have_kernels_at_the_size_of_a_real_head(length):
         y = lm.decode_hidden(lm.encode(symbol_BN), action_BN)
         late = lm.log_prob(y[:, :-1], symbol_BN[:, 1:])
         late.mean().backward()
-        results.append([late.detach(), *(p.grad.clone() for p in lm.parameters() if p.grad is not None)])
+        results.append(
+            [late.detach(), *(p.grad.clone() for p in lm.parameters() if p.grad is not None)]
+        )
     for got, expected in zip(*reversed(results), strict=True):
         torch.testing.assert_close(got, expected, rtol=0.1, atol=0.05)
 
@@ -161,7 +174,8 @@ def test_the_gradient_of_gathering_is_the_same_every_time():
     x_BMD = torch.randn(4, 800, 64, device="cuda").bfloat16().requires_grad_()
     weight = torch.randn(4, 3000, 64, device="cuda").bfloat16()
     found = [
-        torch.autograd.grad((SortedGather.apply(x_BMD, token_index_BT) * weight).sum(), x_BMD)[0] for _ in range(3)
+        torch.autograd.grad((SortedGather.apply(x_BMD, token_index_BT) * weight).sum(), x_BMD)[0]
+        for _ in range(3)
     ]
     assert torch.equal(found[1], found[0])
     assert torch.equal(found[2], found[0])
@@ -209,12 +223,17 @@ def test_a_run_trains_and_resumes_bit_for_bit(agent, tiny_settings, tmp_path):
     saved = checkpoints.list_complete(tmp_path / "whole")
     resumed = run(settings, tmp_path / "resumed", resume=checkpoints.load(saved[0]))
     assert resumed == whole
-    last, expected = (checkpoints.load(checkpoints.list_complete(tmp_path / name)[-1]) for name in ("resumed", "whole"))
+    last, expected = (
+        checkpoints.load(checkpoints.list_complete(tmp_path / name)[-1])
+        for name in ("resumed", "whole")
+    )
     for name, tensor in (expected.tensors | expected.optimizer).items():
         assert torch.equal((last.tensors | last.optimizer)[name], tensor), name
 
 
-def test_what_is_not_finite_ends_a_run_with_the_checkpoint_before(tiny_settings, tmp_path, monkeypatch):
+def test_what_is_not_finite_ends_a_run_with_the_checkpoint_before(
+    tiny_settings, tmp_path, monkeypatch
+):
     calls, total = 0, update.total_loss
 
     def broken(*arguments):

@@ -61,7 +61,11 @@ def module_name(path):
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
-PATHS = [path for room in ("tokenv", "agents", "estimators") for path in sorted((ROOT / room).rglob("*.py"))]
+PATHS = [
+    path
+    for room in ("tokenv", "agents", "estimators")
+    for path in sorted((ROOT / room).rglob("*.py"))
+]
 MODULES = {module_name(path): path for path in PATHS}
 
 
@@ -82,23 +86,33 @@ def imports(source, name, is_package=False):
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
-                package = name.split(".")[: None if is_package and node.level == 1 else -node.level + is_package]
+                package = name.split(".")[
+                    : None if is_package and node.level == 1 else -node.level + is_package
+                ]
                 base = ".".join([*package, *([node.module] if node.module else [])])
             names = [f"{base}.{alias.name}" for alias in node.names]
             found += [each if each in MODULES or base == "tokenv" else base for each in names]
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and name != "tokenv":
-            found += [each for each in re.findall(r"^(tokenv[.]\w+[.][\w.]+)(?::\w+)?$", node.value) if each in MODULES]
+            found += [
+                each
+                for each in re.findall(r"^(tokenv[.]\w+[.][\w.]+)(?::\w+)?$", node.value)
+                if each in MODULES
+            ]
     return {each for each in found if each == "tokenv" or each.startswith("tokenv.")}
 
 
 def forbidden(source, name, is_package=False):
     allowed = (room_of(name), *ALLOWED.get(room_of(name), ()))
     if name in ("tokenv.env", "tokenv.cli.main", "tokenv.library.hf_tokenizer"):
-        allowed += ("",)  # the package root, which composes the rooms, has the version and loads models
+        # the package root, which composes the rooms, has the version and loads models
+        allowed += ("",)
     return [found for found in imports(source, name, is_package) if room_of(found) not in allowed]
 
 
-GRAPH = {name: imports(path.read_text(), name, path.name == "__init__.py") - {name} for name, path in MODULES.items()}
+GRAPH = {
+    name: imports(path.read_text(), name, path.name == "__init__.py") - {name}
+    for name, path in MODULES.items()
+}
 
 
 @pytest.mark.parametrize("name", [name for name in MODULES if room_of(name) in ALLOWED])
@@ -110,13 +124,22 @@ def test_a_module_imports_only_what_its_wing_may(name):
 def test_every_wing_is_listed_and_every_edge_is_used():
     roots = {"tokenv", "tokenv.__main__"}
     assert {room_of(name) for name in MODULES if name not in roots} == set(ALLOWED)
-    edges = {(room_of(name), room_of(found)) for name, all_found in GRAPH.items() for found in all_found}
-    assert [(one, other) for one in ALLOWED for other in ALLOWED[one] if (one, other) not in edges] == []
+    edges = {
+        (room_of(name), room_of(found)) for name, all_found in GRAPH.items() for found in all_found
+    }
+    assert [
+        (one, other) for one in ALLOWED for other in ALLOWED[one] if (one, other) not in edges
+    ] == []
 
 
 def test_no_arrow_goes_up():
     order = list(ALLOWED)
-    up = [(one, other) for one in ALLOWED for other in ALLOWED[one] if order.index(other) > order.index(one)]
+    up = [
+        (one, other)
+        for one in ALLOWED
+        for other in ALLOWED[one]
+        if order.index(other) > order.index(one)
+    ]
     assert up == []
 
 
@@ -125,7 +148,9 @@ def test_sacred_is_met_in_one_file():
     for name, path in MODULES.items():
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
-            names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            names += (
+                [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
+            )
             found += [name for each in names if each.partition(".")[0] in ("sacred", "docopt")]
     assert set(found) == {"tokenv.cli.sacred", "tokenv.cli.observers"}
 
@@ -148,7 +173,10 @@ def test_no_circles():
         ("tokenv.env.rollout", "import tokenv.agents"),
         ("tokenv.compare.job", "import_module('tokenv.training.trainer')"),
         ("tokenv.compare.job", "call = 'tokenv.cli.main:main'"),
-        ("tokenv.plotting.html", "if TYPE_CHECKING:\n    from tokenv.compare.comparison import Comparison"),
+        (
+            "tokenv.plotting.html",
+            "if TYPE_CHECKING:\n    from tokenv.compare.comparison import Comparison",
+        ),
     ],
 )
 def test_forbidden_imports_are_found(name, source):
@@ -158,7 +186,10 @@ def test_forbidden_imports_are_found(name, source):
 @pytest.mark.parametrize(
     ("name", "source"),
     [
-        ("tokenv.agents.learned", "from tokenv.core import keys\nfrom tokenv.agents.base import Agent\nimport torch"),
+        (
+            "tokenv.agents.learned",
+            "from tokenv.core import keys\nfrom tokenv.agents.base import Agent\nimport torch",
+        ),
         ("tokenv.lm.unet", "from .layers import Linear\nfrom . import config"),
         ("tokenv.config.build", "from tokenv.agents.learned import Learned"),
     ],
@@ -177,13 +208,21 @@ def test_computing_loads_no_drawing():
         "lab.variance_study",
     )
     modules = ", ".join(f"tokenv.{name}" for name in computing)
-    program = f"import sys, {modules}; print([m for m in ('matplotlib', 'jinja2') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    program = (
+        f"import sys, {modules}; print([m for m in ('matplotlib', 'jinja2') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"
 
 
 @pytest.mark.parametrize("program", ["import tokenv", "import tokenv.agents, tokenv.estimators"])
 def test_importing_the_package_loads_nothing_heavy(program):
-    program += "; import sys; print([m for m in ('torch', 'torchrl', 'matplotlib') if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    program += (
+        "; import sys; print([m for m in ('torch', 'torchrl', 'matplotlib') if m in sys.modules])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"

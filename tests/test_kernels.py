@@ -12,7 +12,9 @@ from tokenv.lm.config import UNetConfig
 
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.skipif(torch.version.cuda is None, reason="needs a CUDA build of torch, and no GPU"),
+    pytest.mark.skipif(
+        torch.version.cuda is None, reason="needs a CUDA build of torch, and no GPU"
+    ),
     pytest.mark.skipif(torch.cuda.is_available(), reason="tests/test_gpu.py runs the kernels"),
     # torch.compile's and Triton's own warnings are not ours to mend.
     pytest.mark.filterwarnings("default"),
@@ -52,7 +54,10 @@ def test_flex_attention_has_kernels_forward_and_backward(window, size, kernels):
 
 def test_layers_exits_and_draws_have_kernels(kernels):
     config = UNetConfig(width=128, heads=2, down_layers=1, mid_layers=1, up_layers=1)
-    lm, agent = unet.UNet(config, compute_dtype=torch.bfloat16), Learned(config.width, window=8, scale=1.0)
+    lm, agent = (
+        unet.UNet(config, compute_dtype=torch.bfloat16),
+        Learned(config.width, window=8, scale=1.0),
+    )
     lm.pack_tokens()
     lm.compile_layers()
     agent.compile_draw()

@@ -55,7 +55,9 @@ def work(folder: Path, name: str, words: list[str]) -> None:
         raise
 
 
-def until_done(folder: Path, line: Callable[[Path], Line], moments: Callable[[], float | None]) -> tuple[int, int]:
+def until_done(
+    folder: Path, line: Callable[[Path], Line], moments: Callable[[], float | None]
+) -> tuple[int, int]:
     """Run, kill, go on, until done: how often it was killed, and how often there was something to go on from.
 
     Args:
@@ -66,7 +68,9 @@ def until_done(folder: Path, line: Callable[[Path], Line], moments: Callable[[],
     killed = resumed = 0
     while True:
         name, words = line(folder)
-        resumed += any(word.startswith("resume=") for word in words) or (name == "compare" and bool(killed))
+        resumed += any(word.startswith("resume=") for word in words) or (
+            name == "compare" and bool(killed)
+        )
         process = CONTEXT.Process(target=work, args=(folder, name, words))
         process.start()
         process.join(moments())
@@ -82,7 +86,10 @@ def until_done(folder: Path, line: Callable[[Path], Line], moments: Callable[[],
 
 
 def killed_at_random(
-    tmp_path: Path, line: Callable[[Path], Line], outcome: Callable[[Path], Any], capsys: pytest.CaptureFixture[str]
+    tmp_path: Path,
+    line: Callable[[Path], Line],
+    outcome: Callable[[Path], Any],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Check as often as ``KILLS`` says that the outcome equals that of a process which was never killed."""
     whole = tmp_path / "whole"
@@ -112,7 +119,11 @@ def weights_and_metrics(folder: Path) -> Any:
     """Return the bytes of parameters and optimizer state, and all metrics which do not depend on clocks."""
     path = checkpoints.list_complete(folder)[-1]
     state = json.loads((path / "state.json").read_text())
-    told = {name: values for name, values in state["history"].items() if name != "train/symbols_per_second"}
+    told = {
+        name: values
+        for name, values in state["history"].items()
+        if name != "train/symbols_per_second"
+    }
     files = [(path / name).read_bytes() for name in ("model.safetensors", "optimizer.safetensors")]
     return told, state["validation"], state["step"], state["data"], files
 
@@ -122,7 +133,9 @@ def settings(tiny: dict[str, Any]) -> dict[str, Any]:
     return tiny | {"train": train, "checkpoint": {"every_symbols": 512, "keep": 2}}
 
 
-def test_training(tiny_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_training(
+    tiny_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Also while it saves, validates and draws: it saves at every second step."""
     words = shrunk.words(settings(tiny_settings))
 
@@ -148,7 +161,13 @@ def test_training(tiny_settings: dict[str, Any], tmp_path: Path, capsys: pytest.
 def both(tiny: dict[str, Any], folder: Path) -> None:
     (folder / "tiny.yaml").write_text(yaml.safe_dump(tiny))
     methods = {"uniform": {"agent": {"name": "uniform"}}, "learned": {}}
-    values = {"base": "tiny.yaml", "seeds": [0], "methods": methods, "bpe_vocabulary": 260, "passages": 1}
+    values = {
+        "base": "tiny.yaml",
+        "seeds": [0],
+        "methods": methods,
+        "bpe_vocabulary": 260,
+        "passages": 1,
+    }
     (folder / "both.yaml").write_text(yaml.safe_dump(values))
 
 
@@ -164,7 +183,9 @@ def finished(folder: Path) -> dict[str, Path]:
     return found
 
 
-def test_comparing(tiny_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_comparing(
+    tiny_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     def line(folder: Path) -> Line:
         both(settings(tiny_settings), folder)
         return "compare", ["both.yaml"]
@@ -172,16 +193,31 @@ def test_comparing(tiny_settings: dict[str, Any], tmp_path: Path, capsys: pytest
     def outcome(folder: Path) -> Any:
         assert [path.name for path in folder.glob("runs/.*")] == [".locks"]
         runs = finished(folder)
-        results = {agent: json.loads((run / "run.json").read_text())["result"] for agent, run in runs.items()}
+        results = {
+            agent: json.loads((run / "run.json").read_text())["result"]
+            for agent, run in runs.items()
+        }
         assert list(folder.glob("runs/*/report.html"))
-        return results, {agent: weights_and_metrics(run / "checkpoints") for agent, run in sorted(runs.items())}
+        return results, {
+            agent: weights_and_metrics(run / "checkpoints") for agent, run in sorted(runs.items())
+        }
 
     killed_at_random(tmp_path, line, outcome, capsys)
 
 
-def test_the_laboratory(tiny_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_laboratory(
+    tiny_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     chosen = "estimators=['reinforce', 'rloo', 'rebar']"
-    few = ["checkpoints=2", "draws=8", "reference_draws=8", "batch_size=4", "timings=1", "warmup=1", "credit_draws=2"]
+    few = [
+        "checkpoints=2",
+        "draws=8",
+        "reference_draws=8",
+        "batch_size=4",
+        "timings=1",
+        "warmup=1",
+        "credit_draws=2",
+    ]
 
     def line(folder: Path) -> Line:
         begun = sorted(folder.glob("runs/*/variance/options.json"))
@@ -192,14 +228,19 @@ def test_the_laboratory(tiny_settings: dict[str, Any], tmp_path: Path, capsys: p
     def outcome(folder: Path) -> Any:
         (lab,) = folder.glob("runs/*/variance")
         assert (lab / "progress.png").is_file()
-        return json.loads((lab / "variance.json").read_text())["moments"], weights_and_metrics(lab / "checkpoints")
+        return json.loads((lab / "variance.json").read_text())["moments"], weights_and_metrics(
+            lab / "checkpoints"
+        )
 
     killed_at_random(tmp_path, line, outcome, capsys)
 
 
 def compare_command(folder: Path) -> tuple[list[str], dict[str, str]]:
     """Return the command line of a comparison with real processes, and its environment."""
-    environment = os.environ | {"PYTHONPATH": str(shrunk.ROOT), "XDG_CACHE_HOME": str(folder.parent / "cache")}
+    environment = os.environ | {
+        "PYTHONPATH": str(shrunk.ROOT),
+        "XDG_CACHE_HOME": str(folder.parent / "cache"),
+    }
     return [sys.executable, "-m", "tokenv", "compare", "with", "both.yaml", "jobs=2"], environment
 
 
@@ -211,7 +252,9 @@ def test_any_process_is_killed(tiny_settings: dict[str, Any], tmp_path: Path) ->
 
     def outcome(folder: Path) -> Any:
         runs = finished(folder)
-        return {agent: weights_and_metrics(run / "checkpoints") for agent, run in sorted(runs.items())}
+        return {
+            agent: weights_and_metrics(run / "checkpoints") for agent, run in sorted(runs.items())
+        }
 
     def run(folder: Path, moments: list[float]) -> None:
         folder.mkdir()
@@ -239,7 +282,9 @@ def test_any_process_is_killed(tiny_settings: dict[str, Any], tmp_path: Path) ->
         assert [path.name for path in folder.glob("runs/.*")] == [".locks"]
 
 
-def test_a_killed_comparisons_runs_go_on_and_are_waited_for(tiny_settings: dict[str, Any], tmp_path: Path) -> None:
+def test_a_killed_comparisons_runs_go_on_and_are_waited_for(
+    tiny_settings: dict[str, Any], tmp_path: Path
+) -> None:
     long = settings(tiny_settings)
     long["train"] |= {"symbols": 200_000}
     both(long, tmp_path)
@@ -247,7 +292,9 @@ def test_a_killed_comparisons_runs_go_on_and_are_waited_for(tiny_settings: dict[
 
     def statuses() -> list[str]:
         told = [json.loads(path.read_text()) for path in tmp_path.glob("runs/*/run.json")]
-        return sorted(each["status"] for each in told if each["experiment"]["name"] == "tokenv-train")
+        return sorted(
+            each["status"] for each in told if each["experiment"]["name"] == "tokenv-train"
+        )
 
     with subprocess.Popen(command, cwd=tmp_path, env=environment) as process:
         until = time.monotonic() + 120
@@ -261,12 +308,16 @@ def test_a_killed_comparisons_runs_go_on_and_are_waited_for(tiny_settings: dict[
     assert [path.name for path in tmp_path.glob("runs/.*")] == [".locks"]
 
 
-def test_sigterm_saves_and_says_how_to_continue(tiny_settings: dict[str, Any], tmp_path: Path) -> None:
+def test_sigterm_saves_and_says_how_to_continue(
+    tiny_settings: dict[str, Any], tmp_path: Path
+) -> None:
     endless = settings(tiny_settings)
     endless["train"] |= {"symbols": 10**8}
     both(endless, tmp_path)
     command, environment = compare_command(tmp_path)
-    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
+    ) as process:
         until = time.monotonic() + 120
         while len({path.parts[-3] for path in tmp_path.glob("runs/*/checkpoints/step-*")}) < 2:
             assert time.monotonic() < until

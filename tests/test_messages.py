@@ -41,7 +41,11 @@ def said(monkeypatch, capsys):
             cli.main()
         logging.getLogger().handlers = handlers
         assert end.value.code == status
-        (line,) = [line for line in capsys.readouterr().err.splitlines() if not re.match("WARNING|INFO|ERROR", line)]
+        (line,) = [
+            line
+            for line in capsys.readouterr().err.splitlines()
+            if not re.match("WARNING|INFO|ERROR", line)
+        ]
         assert line.startswith("tokenv: ")
         return line
 
@@ -53,7 +57,10 @@ def said(monkeypatch, capsys):
     [
         ("train with train.symbols=1e999", "train.symbols = inf: expected a whole number"),
         ("train with train.symbols=1e300", "expected a whole number below 2"),
-        ("train with seed=1e18", "seed = 1000000000000000000: expected a whole number from 0 to 4294967295"),
+        (
+            "train with seed=1e18",
+            "seed = 1000000000000000000: expected a whole number from 0 to 4294967295",
+        ),
         ("train with rate=1j", "rate = 1j: expected a number, text, true or false"),
         ("train with data.seq_len=b'x'", "data.seq_len = b'x': expected a number, text"),
         ("train with data={1:2}", "unknown key data.1"),
@@ -63,11 +70,20 @@ def said(monkeypatch, capsys):
         (f"train with rate={'-' * 5000}1", "rate is nested too deeply"),
         (f"train with agent={'[' * 100}{']' * 100}", "nested more than 32 levels deep"),
         ("train foo", "'foo' is none of"),
-        ("train with train.learning_rate=1e999", "train.learning_rate = inf: expected a finite number"),
+        (
+            "train with train.learning_rate=1e999",
+            "train.learning_rate = inf: expected a finite number",
+        ),
         ("train with train.weight_decay=inf", "train.weight_decay = 'inf': expected"),
-        ("train with model.output_softcap=1e999", "model.output_softcap = inf: expected a finite number"),
+        (
+            "train with model.output_softcap=1e999",
+            "model.output_softcap = inf: expected a finite number",
+        ),
         ("train with data=1 data.source=words", "is given, and data = 1, too"),
-        ("train with model.mid_layers=1000000", "model.mid_layers = 1000000: expected 1 to 1,000 layers"),
+        (
+            "train with model.mid_layers=1000000",
+            "model.mid_layers = 1000000: expected 1 to 1,000 layers",
+        ),
         ("train with model.width=1e7", "GiB of memory"),
         ("train with train.batch_size=1e9", "most of it by train.batch_size, data.seq_len"),
         ("train with data.source=words data.words_documents=1e12", "most of it by data"),
@@ -85,7 +101,10 @@ def said(monkeypatch, capsys):
         ("bench with quick stepping=abc", "stepping = 'abc': expected true or false"),
         ("evaluate with run=run data.odd=1", "unknown key data.odd"),
         ("evaluate with run=run data=3", "data = 3: expected a section"),
-        ("evaluate with run=run sequences=0", "sequences = 0: expected a whole number of at least 1"),
+        (
+            "evaluate with run=run sequences=0",
+            "sequences = 0: expected a whole number of at least 1",
+        ),
         ("forecast with run=series-run quantiles=[0.5,nan]", "quantiles = "),
         ("segment with run=run file=texts", "file = 'texts' is a folder: expected one file"),
         (
@@ -101,8 +120,14 @@ def said(monkeypatch, capsys):
         ("generate with run=run text=a temperature=nan", "temperature = 'nan': expected a"),
         ("generate with run=run text=a temperature=-1", "temperature = -1.0: expected 0"),
         ("generate with run=run text=a top_p=2", "top_p = 2.0: expected a number in (0, 1]"),
-        ("generate with run=run text=a max_new_tokens=0", "max_new_tokens = 0: expected a whole number of at least 1"),
-        ("generate with run=run text=a max_new_tokens=1e12", "writing 1,000,000,000,001 symbols would need at least"),
+        (
+            "generate with run=run text=a max_new_tokens=0",
+            "max_new_tokens = 0: expected a whole number of at least 1",
+        ),
+        (
+            "generate with run=run text=a max_new_tokens=1e12",
+            "writing 1,000,000,000,001 symbols would need at least",
+        ),
         ("generate with run=run text=", "the text is empty"),
         ("train with quick -l zzz", "--loglevel 'zzz': expected 0 to 50"),
         ("train with quick -b x", "--beat-interval 'x': expected a positive number"),
@@ -123,7 +148,9 @@ def test_null_is_null_and_true_is_true(place, monkeypatch, capsys):  # noqa: F81
         ["quick"],
     )
     monkeypatch.chdir(place)
-    monkeypatch.setattr(sys, "argv", ["tokenv", "segment", "with", "run=run", "text=true", "out=null"])
+    monkeypatch.setattr(
+        sys, "argv", ["tokenv", "segment", "with", "run=run", "text=true", "out=null"]
+    )
     cli.main()
     assert not Path("null").exists()
     assert "true" in capsys.readouterr().out.replace("│", "")
@@ -134,7 +161,9 @@ def test_a_text_is_read_from_standard_input_and_from_packed_files(place, monkeyp
     Path("packed.txt.gz").write_bytes(gzip.compress(b"from a file"))
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"from a pipe")))
     for file, text in (("-", "from a pipe"), ("packed.txt.gz", "from a file")):
-        monkeypatch.setattr(sys, "argv", ["tokenv", "segment", "-u", "with", "run=run", f"file={file}", "out=null"])
+        monkeypatch.setattr(
+            sys, "argv", ["tokenv", "segment", "-u", "with", "run=run", f"file={file}", "out=null"]
+        )
         cli.main()
         assert text in capsys.readouterr().out.replace("│", "")
 
@@ -142,7 +171,9 @@ def test_a_text_is_read_from_standard_input_and_from_packed_files(place, monkeyp
 def test_what_is_written_does_not_steer_a_terminal(place, monkeypatch, capsys, caplog):  # noqa: F811
     monkeypatch.chdir(place)
     monkeypatch.setattr(
-        cli.sys, "argv", ["tokenv", "generate", "with", "run=run", "text=\x1b[31mred", "max_new_tokens=2"]
+        cli.sys,
+        "argv",
+        ["tokenv", "generate", "with", "run=run", "text=\x1b[31mred", "max_new_tokens=2"],
     )
     cli.main()
     shown = capsys.readouterr()
@@ -157,7 +188,11 @@ def test_what_is_written_does_not_steer_a_terminal(place, monkeypatch, capsys, c
         (MissingFileError("none"), "none", 2),
         (RunFailedError("the loss is NaN"), "the loss is NaN", 1),
         (OSError(errno.ENOSPC, "No space left on device"), "No space left on device", 2),
-        (PermissionError(errno.EACCES, "Permission denied", "runs/1"), "runs/1: Permission denied", 2),
+        (
+            PermissionError(errno.EACCES, "Permission denied", "runs/1"),
+            "runs/1: Permission denied",
+            2,
+        ),
         (FileExistsError(errno.EEXIST, "File exists", "runs"), "runs: File exists", 2),
         (MemoryError(), "not enough memory", 2),
     ],
@@ -184,7 +219,9 @@ def test_what_is_ours_keeps_its_traceback_and_asks_for_a_report(monkeypatch, err
     assert "please report" in raised.value.__notes__[-1]
 
 
-@pytest.mark.parametrize("body", ["raise SystemExit(0)", "1 / 0", "raise KeyError('x')", "import nowhere", "def"])
+@pytest.mark.parametrize(
+    "body", ["raise SystemExit(0)", "1 / 0", "raise KeyError('x')", "import nowhere", "def"]
+)
 def test_a_module_that_fails_on_import_is_named(tmp_path, monkeypatch, body):
     (tmp_path / "odd_plugin.py").write_text(body)
     monkeypatch.syspath_prepend(tmp_path)
@@ -231,7 +268,8 @@ def test_json_that_crashed_its_reader_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("suffix", "pack"), [("gz", gzip.compress), ("xz", lzma.compress), ("zst", zstandard.ZstdCompressor().compress)]
+    ("suffix", "pack"),
+    [("gz", gzip.compress), ("xz", lzma.compress), ("zst", zstandard.ZstdCompressor().compress)],
 )
 def test_a_packed_corpus_that_is_cut_off_is_refused(tmp_path, suffix, pack):
     lines = "".join(json.dumps({"text": f"document {i} " * 9}) + "\n" for i in range(999)).encode()

@@ -9,15 +9,22 @@ import pytest
 
 def kinds(book: dict[str, object]) -> list[list[list[str]]]:
     """Of every cell's outputs: what there is."""
-    return [[sorted(output.get("data", {"stream": 0})) for output in cell.get("outputs", [])] for cell in book["cells"]]
+    return [
+        [sorted(output.get("data", {"stream": 0})) for output in cell.get("outputs", [])]
+        for cell in book["cells"]
+    ]
 
 
-def test_every_cell_runs_and_its_answer_is_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_cell_runs_and_its_answer_is_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     stored = notebook.read()
     again = copy.deepcopy(stored)
     notebook.run(again)
-    assert kinds(again) == kinds(stored), "cells have changed: python tests/support/notebook.py stores their answers"
+    assert kinds(again) == kinds(stored), (
+        "cells have changed: python tests/support/notebook.py stores their answers"
+    )
     assert sum(map(bool, kinds(again))) >= 6
 
 

@@ -35,13 +35,25 @@ def test_wheel_holds_everything(tmp_path: Path) -> None:
         shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("pyproject.toml", "README.md", "LICENSE", "MANIFEST.in"):
         shutil.copy(ROOT / name, source)
-    build = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(tmp_path), str(source)]
+    build = [
+        sys.executable,
+        "-m",
+        "build",
+        "--wheel",
+        "--no-isolation",
+        "--outdir",
+        str(tmp_path),
+        str(source),
+    ]
     subprocess.run(build, check=True, capture_output=True)
     (wheel,) = tmp_path.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         assert "tokenv/py.typed" in archive.namelist()
         # Nothing of a neighbour's is ever overwritten: openai-agents installs a package named agents.
-        assert {name.partition("/")[0] for name in archive.namelist()} == {"tokenv", "tokenv-0.1.0.dist-info"}
+        assert {name.partition("/")[0] for name in archive.namelist()} == {
+            "tokenv",
+            "tokenv-0.1.0.dist-info",
+        }
         archive.extractall(tmp_path / "site")
     away = tmp_path / "away"
     away.mkdir()
@@ -52,16 +64,29 @@ def test_wheel_holds_everything(tmp_path: Path) -> None:
 def test_sdist_holds_its_tests(tmp_path: Path) -> None:
     """Every file beside the code that the project has is there, and all tests are found with nothing else at hand."""
     source = tmp_path / "source"
-    leave = shutil.ignore_patterns("__pycache__", ".git", ".*_cache", ".hypothesis", ".venv*", "*.egg-info", "runs")
+    leave = shutil.ignore_patterns(
+        "__pycache__", ".git", ".*_cache", ".hypothesis", ".venv*", "*.egg-info", "runs"
+    )
     shutil.copytree(ROOT, source, ignore=leave)
-    build = [sys.executable, "-m", "build", "--sdist", "--no-isolation", "--outdir", str(tmp_path), str(source)]
+    build = [
+        sys.executable,
+        "-m",
+        "build",
+        "--sdist",
+        "--no-isolation",
+        "--outdir",
+        str(tmp_path),
+        str(source),
+    ]
     subprocess.run(build, check=True, capture_output=True)
     (packed,) = tmp_path.glob("*.tar.gz")
     with tarfile.open(packed) as archive:
         archive.extractall(tmp_path / "away", filter="data")
     (away,) = (tmp_path / "away").iterdir()
     for folder in ("tests", "configs", "docs", "examples"):
-        wanted = {path.relative_to(source) for path in (source / folder).rglob("*") if path.is_file()}
+        wanted = {
+            path.relative_to(source) for path in (source / folder).rglob("*") if path.is_file()
+        }
         assert wanted <= {path.relative_to(away) for path in away.rglob("*")}, folder
     for name in (
         "README.md",
@@ -74,8 +99,20 @@ def test_sdist_holds_its_tests(tmp_path: Path) -> None:
     ):
         assert (away / name).is_file(), name
     environment = os.environ | {"PYTHONPATH": str(away)}
-    collect = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
-    done = subprocess.run(collect, cwd=away, env=environment, capture_output=True, text=True, check=False)
+    collect = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "--collect-only",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "no:xdist",
+    ]
+    done = subprocess.run(
+        collect, cwd=away, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "test_estimators_exact.py" in done.stdout
 

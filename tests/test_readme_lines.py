@@ -16,9 +16,22 @@ from typing import Any
 import pytest
 import shrunk
 
-DOCUMENTS = ["README.md", *sorted(str(path.relative_to(shrunk.ROOT)) for path in (shrunk.ROOT / "docs").rglob("*.md"))]
+DOCUMENTS = [
+    "README.md",
+    *sorted(str(path.relative_to(shrunk.ROOT)) for path in (shrunk.ROOT / "docs").rglob("*.md")),
+]
 # They take long, and repeat what tests of shipped configurations, of commands and of forecasts say.
-NAMES = ("bench", "commands", "ett", "results", "figures", "patches", "series", "tutorials/patches", "variance")
+NAMES = (
+    "bench",
+    "commands",
+    "ett",
+    "results",
+    "figures",
+    "patches",
+    "series",
+    "tutorials/patches",
+    "variance",
+)
 LONG = tuple(f"docs/{name}.md" for name in NAMES)
 LEFT_OUT = {
     "python3 -m venv": "sets up what these tests run in",
@@ -67,10 +80,18 @@ def without_extras(*running: str) -> Iterator[None]:
     def distribution(requirement: str) -> str:
         return re.split(r"[^\w.-]", requirement)[0].lower().replace("_", "-")
 
-    extras = {distribution(one) for group in shrunk.PROJECT["optional-dependencies"].values() for one in group}
+    extras = {
+        distribution(one)
+        for group in shrunk.PROJECT["optional-dependencies"].values()
+        for one in group
+    }
     extras -= {distribution(one) for one in shrunk.PROJECT["dependencies"]}
     found = packages_distributions()
-    names = [name for name, owners in found.items() if extras & {owner.lower().replace("_", "-") for owner in owners}]
+    names = [
+        name
+        for name, owners in found.items()
+        if extras & {owner.lower().replace("_", "-") for owner in owners}
+    ]
     hidden = {name: sys.modules.get(name) for name in names if name not in running}
     sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
     try:
@@ -86,11 +107,17 @@ def trained(**wanted: Any) -> list[str]:
     """Folders of the completed training runs of this folder that learn their boundaries, newest first."""
     found = []
     for path in sorted(Path("runs").glob("*/run.json"), key=lambda path: -int(path.parent.name)):
-        told, config = (json.loads(path.with_name(name).read_text()) for name in ("run.json", "config.json"))
+        told, config = (
+            json.loads(path.with_name(name).read_text()) for name in ("run.json", "config.json")
+        )
         if told["experiment"]["name"] != "tokenv-train" or told["status"] != "COMPLETED":
             continue
         codec = config["codec"]
-        has = {"kind": config["data"]["kind"], "rate": config["rate"], "direct": codec.get("direct", False)}
+        has = {
+            "kind": config["data"]["kind"],
+            "rate": config["rate"],
+            "direct": codec.get("direct", False),
+        }
         has["horizon"] = codec.get("horizon", 0) > 0
         if config["agent"]["name"] == "learned" and wanted.items() <= has.items():
             found.append(str(path.parent))
@@ -99,13 +126,18 @@ def trained(**wanted: Any) -> list[str]:
 
 def with_our_runs(line: list[str]) -> list[str]:
     """Replace runs which the document assumes by runs which earlier lines made."""
-    kinds = [shrunk.content(word).get("data", {}).get("kind", "text") for word in line[2:3] if word in shrunk.CONFIGS]
+    kinds = [
+        shrunk.content(word).get("data", {}).get("kind", "text")
+        for word in line[2:3]
+        if word in shrunk.CONFIGS
+    ]
     series = line[0] == "forecast" or "series" in kinds
     wanted: dict[str, Any] = {"kind": "series" if series else "text"}
     if line[0] == "forecast":
         wanted |= {"horizon": True, "direct": False}
     if any(word.startswith("agent.pretrained=") for word in line):
-        wanted["rate"] = shrunk.content("series-synthetic")["rate"]  # an agent keeps to the rate it was trained for
+        # an agent keeps to the rate it was trained for
+        wanted["rate"] = shrunk.content("series-synthetic")["rate"]
     named: list[str] = []
 
     def ours(match: re.Match[str]) -> str:
@@ -134,15 +166,20 @@ def run_line(text: str) -> None:
     program, *arguments = said
     if program.removeprefix(".venv/bin/") == "tokenv":
         only = None
-        of_all = arguments[0] == "compare" and "=" not in arguments[2]  # test_shipped_configs runs all methods
+        # test_shipped_configs runs all methods
+        of_all = arguments[0] == "compare" and "=" not in arguments[2]
         if of_all and not any(word.startswith("only=") for word in arguments):
             methods = list(shrunk.content(arguments[2])["methods"])
             only = sorted(methods, key=lambda name: not name.startswith("learned"))[:2]
-        shrunk.tokenv(shrunk.shrink(with_our_runs(arguments), only) + (["jobs=1"] if of_all else []))
+        shrunk.tokenv(
+            shrunk.shrink(with_our_runs(arguments), only) + (["jobs=1"] if of_all else [])
+        )
     elif program == "python" and arguments[0] == "-c":
         exec(arguments[1], {})
     else:
-        raise ValueError(f"{text!r}: nobody has said how to run this; teach this test, or name it in LEFT_OUT")
+        raise ValueError(
+            f"{text!r}: nobody has said how to run this; teach this test, or name it in LEFT_OUT"
+        )
 
 
 def run_piece(language: str, text: str, file: str, space: dict[str, Any]) -> None:
@@ -169,13 +206,21 @@ def run_piece(language: str, text: str, file: str, space: dict[str, Any]) -> Non
     elif language == "yaml":
         Path(file or "mine.yaml").write_text(text)
     else:
-        raise ValueError(f"a block of {language}: expected sh, python or yaml, or none for what is not typed")
+        raise ValueError(
+            f"a block of {language}: expected sh, python or yaml, or none for what is not typed"
+        )
 
 
 # TorchRL warns of its own classes when its collectors are imported.
-@pytest.mark.filterwarnings("ignore:Creating .* which inherits from WeightUpdaterBase:DeprecationWarning")
-@pytest.mark.parametrize("document", [pytest.param(d, marks=pytest.mark.slow) if d in LONG else d for d in DOCUMENTS])
-def test_what_can_be_typed_runs(document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.filterwarnings(
+    "ignore:Creating .* which inherits from WeightUpdaterBase:DeprecationWarning"
+)
+@pytest.mark.parametrize(
+    "document", [pytest.param(d, marks=pytest.mark.slow) if d in LONG else d for d in DOCUMENTS]
+)
+def test_what_can_be_typed_runs(
+    document: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """All of a document, in order, in one folder that is empty but for the examples and the data its lines read."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "examples").symlink_to(shrunk.ROOT / "examples")
@@ -201,7 +246,11 @@ def test_what_can_be_typed_runs(document: str, tmp_path: Path, monkeypatch: pyte
 
 
 def test_what_is_left_out_is_there() -> None:
-    everything = [text for document in DOCUMENTS for _, text, _ in pieces((shrunk.ROOT / document).read_text())]
+    everything = [
+        text
+        for document in DOCUMENTS
+        for _, text, _ in pieces((shrunk.ROOT / document).read_text())
+    ]
     assert len(everything) > 35
     for beginning in LEFT_OUT:
         assert any(text.startswith(beginning) for text in everything), beginning

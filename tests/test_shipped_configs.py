@@ -60,7 +60,11 @@ def check_comparison(name: str, folder: Path, only: list[str] | None) -> None:
     settings = shrunk.content(name)
     wanted = set(only or settings["methods"])
     assert methods_in_report(folder) == wanted
-    models = {str(settings["methods"][method].get("model")) for method in wanted} if settings.get("pretrain") else ()
+    models = (
+        {str(settings["methods"][method].get("model")) for method in wanted}
+        if settings.get("pretrain")
+        else ()
+    )
     assert len(stored(folder, "tokenv-train")) == len(wanted) + len(models)
 
 
@@ -75,7 +79,9 @@ def test_a_comparison_compares_its_first_and_last_method(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(OF_COMPARISONS - OF_PROTOCOLS))
-def test_a_comparison_compares_all_methods(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_comparison_compares_all_methods(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tokenv.compare.job.Job.__call__", shrunk.in_this_process)
     check_comparison(name, folder, None)
 
@@ -83,7 +89,9 @@ def test_a_comparison_compares_all_methods(name: str, folder: Path, monkeypatch:
 def check_protocol(name: str, folder: Path, protocol: str) -> None:
     """Return the last method of one protocol of several."""
     *_, last = shrunk.content(name)["methods"]
-    shrunk.tokenv([*shrunk.shrink(["compare", "with", name], only=[last]), f"only_protocols=[{protocol}]"])
+    shrunk.tokenv(
+        [*shrunk.shrink(["compare", "with", name], only=[last]), f"only_protocols=[{protocol}]"]
+    )
     assert methods_in_report(folder) == {last}
 
 
@@ -98,7 +106,9 @@ def check_protocols(name: str, folder: Path, only: list[str] | None) -> None:
         for row in csv.DictReader(file):
             found.setdefault(row["protocol"], set()).add(row["method"])
     wanted = set(only or settings["methods"])
-    assert found == {protocol: wanted - set(of.get("skip", ())) for protocol, of in settings["protocols"].items()}
+    assert found == {
+        protocol: wanted - set(of.get("skip", ())) for protocol, of in settings["protocols"].items()
+    }
 
 
 def test_protocols_compare_some_methods(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -111,12 +121,16 @@ def test_a_horizon_of_the_table_is_forecast(folder: Path, monkeypatch: pytest.Mo
     check_protocol("compare-ett", folder, "96")
     (report,) = stored(folder, "tokenv-compare")
     with (report / "forecasts.csv").open(newline="") as file:
-        assert {"dlinear", "last value", "mean"} < {row["forecaster"] for row in csv.DictReader(file)}
+        assert {"dlinear", "last value", "mean"} < {
+            row["forecaster"] for row in csv.DictReader(file)
+        }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(OF_PROTOCOLS))
-def test_protocols_compare_all_methods(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_protocols_compare_all_methods(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tokenv.compare.job.Job.__call__", shrunk.in_this_process)
     check_protocols(name, folder, None)
 
@@ -131,7 +145,14 @@ def test_the_readmes_comparison_runs_its_processes(folder: Path) -> None:
 
 def test_the_smallest_configuration_can_be_cut_to_nothing_but_fewer_bytes(folder: Path) -> None:
     """A warm-up longer than the run is no obstacle; what is left of the line is the user's own."""
-    line = ["train", "with", "small", "train.symbols=100000", f"data.source={shrunk.TEXTS}", "validation.sequences=8"]
+    line = [
+        "train",
+        "with",
+        "small",
+        "train.symbols=100000",
+        f"data.source={shrunk.TEXTS}",
+        "validation.sequences=8",
+    ]
     shrunk.tokenv(line)
     (run,) = stored(folder, "tokenv-train")
     rates = json.loads((run / "metrics.json").read_text())["train/learning_rate"]

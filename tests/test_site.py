@@ -16,13 +16,17 @@ for module in ("mkdocs", "mkdocstrings", "material", "latex2mathml"):
 
 ROOT = Path(__file__).parents[1]
 SOURCES = ("docs", "tokenv", "agents", "estimators")
-LOADED = re.compile(r"<(?:script|link|img|iframe|source|video)\b[^>]*\b(?:src|href)=\"(?:https?:)?//[^>]*>")
+LOADED = re.compile(
+    r"<(?:script|link|img|iframe|source|video)\b[^>]*\b(?:src|href)=\"(?:https?:)?//[^>]*>"
+)
 
 
 def build(root: Path, folder: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)]
     environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
-    return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        command, cwd=root, env=environment, capture_output=True, text=True, check=False
+    )
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +91,10 @@ def test_a_broken_link_fails(tmp_path: Path) -> None:
     [
         ("text\n- one\n  more\n- two\n\nafter", "text\n\n- one\n  more\n- two\n\nafter"),
         ("text:\n| a |\n|---|\nafter", "text:\n\n| a |\n|---|\n\nafter"),
-        ("text\n```sh\n- no list\n| no table\n```\nafter", "text\n\n```sh\n- no list\n| no table\n```\n\nafter"),
+        (
+            "text\n```sh\n- no list\n| no table\n```\nafter",
+            "text\n\n```sh\n- no list\n| no table\n```\n\nafter",
+        ),
         ("```\na\n```\n```\nb\n```", "```\na\n```\n\n```\nb\n```"),
         ("- one\n\n    | a |\n    |---|\n- two", "- one\n\n    | a |\n    |---|\n\n- two"),
         ("1. one\n2. two", "1. one\n2. two"),

@@ -23,9 +23,25 @@ def site(tmp_path_factory):
     """Return a folder which holds the installed package, metadata included."""
     folder = tmp_path_factory.mktemp("third_party")
     shutil.copytree(HERE / "third_party", folder / "source")
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+    ]
     subprocess.run(
-        [*command, "--disable-pip-version-check", "--target", str(folder / "site"), str(folder / "source")], check=True
+        [
+            *command,
+            "--disable-pip-version-check",
+            "--target",
+            str(folder / "site"),
+            str(folder / "source"),
+        ],
+        check=True,
     )
     return folder / "site"
 
@@ -34,7 +50,12 @@ def run(site, folder, *command):
     path = os.pathsep.join([str(site), str(ROOT)])
     environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, *command],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
@@ -57,24 +78,34 @@ def test_its_callback_acts_before_and_after_training(site, tmp_path, tiny_settin
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(config))
     done = run(site, tmp_path, "-m", "tokenv", "train", "with", "c.yaml")
     assert done.returncode == 0, done.stderr
-    (first, before), (last, after) = (line.split() for line in (tmp_path / "w.txt").read_text().splitlines())
+    (first, before), (last, after) = (
+        line.split() for line in (tmp_path / "w.txt").read_text().splitlines()
+    )
     assert int(first) == 0
     assert int(last) >= config["train"]["symbols"]
     assert before != after
     without_package = "import tokenv; print(tokenv.load('runs/1').config.callbacks)"
     loaded = run(tmp_path, tmp_path, "-c", without_package)  # only training needs it
     assert "largest_weight" in loaded.stdout, loaded.stderr
-    wrong = run(site, tmp_path, "-m", "tokenv", "train", "with", "c.yaml", "callbacks=[{'name': 'largest'}]")
+    wrong = run(
+        site, tmp_path, "-m", "tokenv", "train", "with", "c.yaml", "callbacks=[{'name': 'largest'}]"
+    )
     assert wrong.returncode == 2
     assert "callbacks.name = 'largest' is unknown: did you mean 'largest_weight'?" in wrong.stderr
 
 
 def test_its_command_stands_beside_ours(site, tmp_path):
     shown = run(site, tmp_path, "-m", "tokenv", "--help").stdout
-    assert "tokenv count      Count the letters of a word: with word=…. (from median_baseline.count:Count)" in shown
+    assert (
+        "tokenv count      Count the letters of a word: with word=…. (from median_baseline.count:Count)"
+        in shown
+    )
     assert "tokenv broken     cannot be used: there is no module median_baseline.nowhere" in shown
     options = run(site, tmp_path, "-m", "tokenv", "count", "--help").stdout.splitlines()
-    assert any(line.startswith("  times = 1") and "number by which they are multiplied" in line for line in options)
+    assert any(
+        line.startswith("  times = 1") and "number by which they are multiplied" in line
+        for line in options
+    )
     assert any(line.startswith("  word ") for line in options)
 
 
@@ -94,8 +125,14 @@ def test_its_command_runs_as_ours_do(site, tmp_path):
         ("count with word=a times=0", "times = 0: expected a whole number of at least 1"),
         ("count", "word is missing: expected text"),
         ("coun", "unknown command 'coun': did you mean 'count'?"),
-        ("broken", "command = 'broken' cannot be imported from median_baseline.nowhere: No module named"),
-        ("broken --help", "command = 'broken' cannot be imported from median_baseline.nowhere: No module named"),
+        (
+            "broken",
+            "command = 'broken' cannot be imported from median_baseline.nowhere: No module named",
+        ),
+        (
+            "broken --help",
+            "command = 'broken' cannot be imported from median_baseline.nowhere: No module named",
+        ),
     ],
 )
 def test_mistakes_are_one_message(words, message, site, tmp_path):

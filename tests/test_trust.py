@@ -70,13 +70,23 @@ def plant(run: Path, change: Callable[[dict[str, Any]], object]) -> None:
         write_digests(path)
     config = resolve([], {}).as_dict()
     change(config)
-    told = {"experiment": {"name": "tokenv-train"}, "status": "COMPLETED", "start_time": "2026-01-01T00:00:00"}
+    told = {
+        "experiment": {"name": "tokenv-train"},
+        "status": "COMPLETED",
+        "start_time": "2026-01-01T00:00:00",
+    }
     (run / "config.json").write_text(json.dumps(config))
     (run / "run.json").write_text(json.dumps(told))
 
 
 def trained(name: str) -> dict[str, Any]:
-    old = {"rate": 0.2, "codec_options": {}, "model": {}, "codec": {"name": name}, "agent": {"name": "learned"}}
+    old = {
+        "rate": 0.2,
+        "codec_options": {},
+        "model": {},
+        "codec": {"name": name},
+        "agent": {"name": "learned"},
+    }
     return {"name": "loaded", "pretrained": "x", "frozen": True, "trained": old}
 
 
@@ -103,7 +113,9 @@ def test_no_command_runs_what_a_stored_run_names(run: Path, code: str, tmp_path:
     name = f"{code}:agent"
     plant(run, lambda config: PLANTS["codec"](config, name))
     for command, words in READERS.items():
-        with pytest.raises(UserError, match=rf"runs/1.* names code, '{name}', .* add trust_code={name}"):
+        with pytest.raises(
+            UserError, match=rf"runs/1.* names code, '{name}', .* add trust_code={name}"
+        ):
             run_command(command, ["with", *words])
     assert not (tmp_path / "imported").exists()
     assert not (tmp_path / "called").exists()
@@ -129,7 +141,11 @@ def test_no_section_is_believed(where: str, run: Path, code: str, tmp_path: Path
 
 def test_nor_does_variance_run_what_a_stored_comparison_names(code: str, tmp_path: Path) -> None:
     for key, value in (("estimators", [f"{code}:agent(x=1)"]), ("reference", f" {code}:agent")):
-        options = {"config": resolve(["quick"], {}).as_dict(), "estimators": ["rloo"], "reference": "rloo"}
+        options = {
+            "config": resolve(["quick"], {}).as_dict(),
+            "estimators": ["rloo"],
+            "reference": "rloo",
+        }
         write_json(Path("options.json"), options | {key: value}, "options.json")
         with pytest.raises(UserError, match=rf"options.json names code, '{code}:agent'"):
             Variance.resolve([], {"resume": "."})
@@ -141,29 +157,40 @@ def test_nor_does_variance_run_what_a_stored_comparison_names(code: str, tmp_pat
 
 
 @pytest.mark.parametrize("word", [True, "True", "NAME", ["NAME"], "other:thing, NAME"])
-def test_the_users_word_lets_it(word: bool | str | list[str], run: Path, code: str, tmp_path: Path) -> None:
+def test_the_users_word_lets_it(
+    word: bool | str | list[str], run: Path, code: str, tmp_path: Path
+) -> None:
     name = f"{code}:agent"
     plant(run, lambda config: config.update(agent={"name": name}))
-    for path in checkpoints.list_complete(run / "checkpoints"):  # the agent that is planted has no tensors
+    # the agent that is planted has no tensors
+    for path in checkpoints.list_complete(run / "checkpoints"):
         saved = checkpoints.load_file(path / checkpoints.MODEL)
         of_lm = {owned: tensor for owned, tensor in saved.items() if owned.startswith("lm.")}
         checkpoints.save_file(of_lm, path / checkpoints.MODEL)
         write_digests(path)
-    trust.allow([name] if isinstance(word, list) else word if word is True else word.replace("NAME", name))
+    trust.allow(
+        [name] if isinstance(word, list) else word if word is True else word.replace("NAME", name)
+    )
     assert load_run(str(run)).components.agent.pooling is None
     assert (tmp_path / "called").exists()
 
 
 @pytest.mark.parametrize("word", ["yes", 3, ["a"], {"a": 1}, None, "a:b,c", "[a:b,c:d]", "*"])
 def test_what_is_no_word_is_told(word: Any) -> None:
-    with pytest.raises(UserError, match=r"trust_code = .*: expected the name that is to be trusted"):
+    with pytest.raises(
+        UserError, match=r"trust_code = .*: expected the name that is to be trusted"
+    ):
         trust.allow(word)
 
 
 def test_what_the_user_trains_with_is_his_own(
     code: str, tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = [f"{section}.{key}={value}" for section, of in tiny_settings.items() for key, value in of.items()]
+    words = [
+        f"{section}.{key}={value}"
+        for section, of in tiny_settings.items()
+        for key, value in of.items()
+    ]
     run_command("train", ["with", *words, f"estimator.name={code}:rloo"])
     assert trust.granted() == [f"{code}:rloo"]
     monkeypatch.setattr(trust, "_allowed", set())  # another process
@@ -172,10 +199,17 @@ def test_what_the_user_trains_with_is_his_own(
     assert run_command("train", ["with", "resume=runs/1", f"trust_code={code}:rloo"])
 
 
-def test_comparisons_hand_the_users_word_on(code: str, tiny_settings: dict[str, Any], tmp_path: Path) -> None:
+def test_comparisons_hand_the_users_word_on(
+    code: str, tiny_settings: dict[str, Any], tmp_path: Path
+) -> None:
     """To the processes that go on with his runs and measure them; those of others still need his word."""
     estimator = {"name": f"{code}:rloo"}
-    mine = {"base": "tiny.yaml", "methods": {"mine": {"estimator": estimator}}, "bpe_vocabulary": 260, "passages": 1}
+    mine = {
+        "base": "tiny.yaml",
+        "methods": {"mine": {"estimator": estimator}},
+        "bpe_vocabulary": 260,
+        "passages": 1,
+    }
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(tiny_settings))
     (tmp_path / "mine.yaml").write_text(yaml.safe_dump(mine | {"seeds": [0]}))
     options = resolve_comparison(["mine.yaml"], {})
@@ -188,13 +222,28 @@ def test_comparisons_hand_the_users_word_on(code: str, tiny_settings: dict[str, 
 @pytest.mark.parametrize(
     ("kind", "table", "name", "message"),
     [
-        ("codec", registry.CODECS, "os:system", r"codec\.name = 'os:system' is of Python's own library"),
+        (
+            "codec",
+            registry.CODECS,
+            "os:system",
+            r"codec\.name = 'os:system' is of Python's own library",
+        ),
         ("agent", registry.AGENTS, "importlib.util:find_spec", "is of Python's own library"),
         ("agent", registry.AGENTS, "tokenv.lm.unet:UNet", "an? agent being an? Agent"),
-        ("estimator", registry.ESTIMATORS, "tokenv.agents.fixed:Random", "an? estimator being an? Chain"),
+        (
+            "estimator",
+            registry.ESTIMATORS,
+            "tokenv.agents.fixed:Random",
+            "an? estimator being an? Chain",
+        ),
         ("rate_target", registry.RATE_TARGETS, "torch._C:_get_tracing_state", "is <built-in"),
         ("codec", registry.CODECS, "CODE:number", "is <function number"),
-        ("codec", registry.CODECS, "CODE:text", "has built 'text': expected a class or a function that builds one"),
+        (
+            "codec",
+            registry.CODECS,
+            "CODE:text",
+            "has built 'text': expected a class or a function that builds one",
+        ),
     ],
 )
 def test_what_a_user_names_must_build_what_is_asked_for(

@@ -20,7 +20,8 @@ from tokenv.core import lazy_exports
 __version__ = "0.1.0"
 
 _ROOT = Path(__file__).parent.parent
-if (_ROOT / "pyproject.toml").is_file():  # a checkout: agents, estimators and configs lie beside this folder, not in it
+# a checkout: agents, estimators and configs lie beside this folder, not in it
+if (_ROOT / "pyproject.toml").is_file():
     __path__.append(str(_ROOT))
 
 GYMNASIUM_ENTRY_POINTS = {  # id: one sequence, many sequences

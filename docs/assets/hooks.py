@@ -20,7 +20,9 @@ from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
 ROOT = Path(__file__).parents[2]
-OUTSIDE = {"README.md": "index.md"} | {name: name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")}
+OUTSIDE = {"README.md": "index.md"} | {
+    name: name for name in ("CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
+}
 NOTEBOOK = "tutorial"
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:)([^)#\s]+)")
 MATHS = re.compile(r'<(span|div) class="arithmatex">\\[(\[](.*?)\\[)\]]</\1>', re.DOTALL)
@@ -43,7 +45,9 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages which are not in docs/."""
     for source, target in OUTSIDE.items():
-        files.append(File.generated(config, target, content=(ROOT / source).read_text(encoding="utf-8")))
+        files.append(
+            File.generated(config, target, content=(ROOT / source).read_text(encoding="utf-8"))
+        )
     notebook = json.loads((ROOT / "docs" / f"{NOTEBOOK}.ipynb").read_text(encoding="utf-8"))
     files.append(File.generated(config, f"{NOTEBOOK}.md", content=from_notebook(notebook)))
     return files
@@ -61,7 +65,9 @@ def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
 
     markdown = LINK.sub(relative_link, markdown)
     markdown = re.sub(r"^```(\w+) \w+$", r"```\1", markdown, flags=re.MULTILINE)  # ```sh quick
-    markdown = re.sub(r"^```math\n(.*?)^```$", r"$$\n\1$$", markdown, flags=re.MULTILINE | re.DOTALL)
+    markdown = re.sub(
+        r"^```math\n(.*?)^```$", r"$$\n\1$$", markdown, flags=re.MULTILINE | re.DOTALL
+    )
     return spaced(markdown)
 
 
@@ -69,7 +75,8 @@ def on_page_content(html: str, **_: Any) -> str:
     """Convert equations to MathML, which browsers draw themselves."""
 
     def to_mathml(match: re.Match[str]) -> str:
-        latex = unescape(match[2]).strip().replace("{aligned}", "{align*}")  # the converter's name for it
+        # the converter's name for it
+        latex = unescape(match[2]).strip().replace("{aligned}", "{align*}")
         latex = latex.replace(r"\log ", r"\log\, ")  # it leaves no space after a function
         return convert(latex, display="block" if match[1] == "div" else "inline")
 

@@ -81,7 +81,13 @@ def test_waits_are_counted_where_they_are(accelerator: FakeAccelerator) -> None:
     x[x > 1] = 0
     assert x.nonzero().cpu().tolist() == [[1]]
     x.copy_(torch.ones(4))
-    expected = {"_local_scalar_dense": 2, "equal": 1, "mask": 2, "nonzero": 1, "copy to the host": 1}
+    expected = {
+        "_local_scalar_dense": 2,
+        "equal": 1,
+        "mask": 2,
+        "nonzero": 1,
+        "copy to the host": 1,
+    }
     assert accelerator.waits == {f"{name} at ": count for name, count in expected.items()} | {
         "copy to the device at ": 1
     }
@@ -105,9 +111,15 @@ Runs = dict[str, tuple[Path, dict[tuple[str, int], float]]]
 def run(folder: Path, device: str, **hardware: Any) -> tuple[Path, dict[tuple[str, int], float]]:
     """Train on a device; return the run's folder, and the metrics which do not depend on time."""
     metrics: dict[tuple[str, int], float] = {}
-    sections = {"model": {"elapsed": True}, "train": {"symbols": 768}, "hardware": {"device": device} | hardware}
+    sections = {
+        "model": {"elapsed": True},
+        "train": {"symbols": 768},
+        "hardware": {"device": device} | hardware,
+    }
     config = resolve([], settings(**sections))
-    train(config, folder / "checkpoints", lambda name, value, at: metrics.update({(name, at): value}))
+    train(
+        config, folder / "checkpoints", lambda name, value, at: metrics.update({(name, at): value})
+    )
     return folder, {key: value for key, value in metrics.items() if "per_second" not in key[0]}
 
 
@@ -117,12 +129,16 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         return {device: run(tmp_path_factory.mktemp(device), device) for device in DEVICES}
 
 
-def test_training_equals_that_on_the_cpu(runs: Runs, tmp_path: Path, accelerator: FakeAccelerator) -> None:
+def test_training_equals_that_on_the_cpu(
+    runs: Runs, tmp_path: Path, accelerator: FakeAccelerator
+) -> None:
     expected = runs["cpu"][1]
     assert runs[NAME][1] == pytest.approx(expected, rel=1e-3, abs=1e-5, nan_ok=True)
     recomputed = run(tmp_path, NAME, activation_checkpointing="on")[1]
     losses = {key: value for key, value in expected.items() if "flops" not in key[0]}
-    assert {key: recomputed[key] for key in losses} == pytest.approx(losses, rel=1e-3, abs=1e-5, nan_ok=True)
+    assert {key: recomputed[key] for key in losses} == pytest.approx(
+        losses, rel=1e-3, abs=1e-5, nan_ok=True
+    )
 
 
 def test_a_stored_run_answers_as_on_the_cpu(runs: Runs, accelerator: FakeAccelerator) -> None:
@@ -153,15 +169,21 @@ def test_forecasts_equal_those_on_the_cpu(
     value = torch.arange(60.0).sin().tolist()
     frame, forecasts = pd.DataFrame({"unique_id": "a", "ds": range(60), "y": value}), []
     for device in DEVICES:
-        config = resolve([], merge(series_settings, {"hardware": {"device": device}, "codec": {"horizon": 8}}))
+        config = resolve(
+            [], merge(series_settings, {"hardware": {"device": device}, "codec": {"horizon": 8}})
+        )
         components = build_components(config)
         components.train(False)
         loaded = LoadedRun(components, config, Path(), RunState({}, "bits"))
-        forecasts.append(Model(loaded).forecast(frame, 6, quantiles=(0.1, 0.9), samples=5, direct=direct))
+        forecasts.append(
+            Model(loaded).forecast(frame, 6, quantiles=(0.1, 0.9), samples=5, direct=direct)
+        )
     pd.testing.assert_frame_equal(*forecasts, rtol=1e-4, atol=1e-5)
 
 
-def test_the_laboratory_finds_what_it_finds_on_the_cpu(tmp_path: Path, accelerator: FakeAccelerator) -> None:
+def test_the_laboratory_finds_what_it_finds_on_the_cpu(
+    tmp_path: Path, accelerator: FakeAccelerator
+) -> None:
     found = []
     for device in DEVICES:
         sizes = {
@@ -170,8 +192,17 @@ def test_the_laboratory_finds_what_it_finds_on_the_cpu(tmp_path: Path, accelerat
             "train": {"symbols": 96, "gradient_accumulation_steps": 1},
         }
         config = resolve([], settings(hardware={"device": device}, **sizes))
-        few = {"checkpoints": 1, "draws": 4, "batch_size": 2, "timings": 1, "warmup": 1, "credit_draws": 2}
-        study = run_variance_study(VarianceOptions(config, estimators=("reinforce", "rebar"), **few), tmp_path / device)
+        few = {
+            "checkpoints": 1,
+            "draws": 4,
+            "batch_size": 2,
+            "timings": 1,
+            "warmup": 1,
+            "credit_draws": 2,
+        }
+        study = run_variance_study(
+            VarianceOptions(config, estimators=("reinforce", "rebar"), **few), tmp_path / device
+        )
         (moment,) = study["moments"]
         assert study["costs"].keys() == moment["estimators"].keys()
         found.append(

@@ -23,7 +23,9 @@ seeds = st.integers(0, 10_000)
 def observe(encoding_BTD, length_B=None):
     batch, length, _ = encoding_BTD.shape
     position_BT = torch.arange(length).expand(batch, -1)
-    valid_BT = position_BT < (torch.full((batch,), length) if length_B is None else length_B)[:, None]
+    valid_BT = (
+        position_BT < (torch.full((batch,), length) if length_B is None else length_B)[:, None]
+    )
     return TensorDict(
         {
             keys.ENCODING: encoding_BTD,
@@ -63,7 +65,9 @@ def draw_sequentially(agent, observation, noise_BT):
             projected = []
             for row, constant in zip(weight, bias, strict=True):
                 projected.append(sum(w * y for w, y in zip(row, x, strict=True)) + constant)
-            raw = projected[0] + sum(projected[j] * a[i - j] for j in range(1, agent.window + 1) if i >= j)
+            raw = projected[0] + sum(
+                projected[j] * a[i - j] for j in range(1, agent.window + 1) if i >= j
+            )
             logit = raw / agent.scale + rate_logit
             if agent.training:
                 logit = agent.softcap * math.tanh(logit / agent.softcap)
@@ -82,7 +86,11 @@ def draw_sequentially(agent, observation, noise_BT):
 @pytest.mark.parametrize("start", [torch.zeros, torch.ones, torch.rand])
 def test_compiled_rounds_change_no_draw(start):
     """Compiled rounds may round differently, or be too few: the actions converge in the arithmetic of the rest."""
-    agent, observation, noise = make_learned(3), random_observation(2, 30), torch.rand(2, 29, dtype=torch.float64)
+    agent, observation, noise = (
+        make_learned(3),
+        random_observation(2, 30),
+        torch.rand(2, 29, dtype=torch.float64),
+    )
     observation = observation[:, :-1]
     expected = agent.draw(observation, noise)
     agent._compiled_rounds = lambda action, *_: (start(2, 29).round().long(), action)
@@ -125,7 +133,9 @@ def test_drawing_settles_however_long_the_chain_of_consequences():
             agent.projection.weight.copy_(sign * torch.tensor([[-10.0], [20.0]]))
         rounds = []
         logits = agent._logits
-        agent._logits = lambda *args, rounds=rounds, logits=logits: rounds.append(1) or logits(*args)
+        agent._logits = lambda *args, rounds=rounds, logits=logits: (
+            rounds.append(1) or logits(*args)
+        )
         observation = observe(torch.ones(1, length, 1, dtype=torch.float64))
         drawn = agent.draw(observation, torch.full((1, length), 0.5, dtype=torch.float64))
         expected = torch.ones(length) if sign > 0 else torch.arange(length) % 2 == 0
@@ -190,8 +200,15 @@ def test_draws_have_the_enumerated_frequencies():
     agent, length, count = make_learned(2, 20.0), 4, 40_000
     masks = torch.tensor([(1, *rest) for rest in itertools.product((0, 1), repeat=length - 1)])
     encoding = torch.randn(length, WIDTH, dtype=torch.float64)
-    prob = agent.get_dist(stored(observe(encoding.expand(8, -1, -1)), masks, 2)).log_prob(masks).sum(1).exp()
-    drawn = agent.draw(observe(encoding.expand(count, -1, -1)), torch.rand(count, length))[keys.ACTION]
+    prob = (
+        agent.get_dist(stored(observe(encoding.expand(8, -1, -1)), masks, 2))
+        .log_prob(masks)
+        .sum(1)
+        .exp()
+    )
+    drawn = agent.draw(observe(encoding.expand(count, -1, -1)), torch.rand(count, length))[
+        keys.ACTION
+    ]
     number = (drawn[:, 1:] * torch.tensor([4, 2, 1])).sum(1)
     frequency = torch.bincount(number, minlength=8) / count
     torch.testing.assert_close(frequency.double(), prob, rtol=0, atol=5 * 0.5 / count**0.5)
@@ -232,7 +249,9 @@ def test_noise_decides_at_the_logits_own_threshold():
     sampled = dist.sample((20_000,))
     assert sampled.shape == (20_000, 41)
     assert sampled.dtype == torch.int64
-    torch.testing.assert_close(sampled.double().mean(0), logits.sigmoid(), rtol=0, atol=5 * 0.5 / 20_000**0.5)
+    torch.testing.assert_close(
+        sampled.double().mean(0), logits.sigmoid(), rtol=0, atol=5 * 0.5 / 20_000**0.5
+    )
     assert torch.equal(dist.mode, (logits > 0).long())
 
 
@@ -240,7 +259,12 @@ def test_the_first_symbol_always_draws_and_padding_never():
     encoding_BTD = torch.randn(2, 9, WIDTH, dtype=torch.float64)
     observation = observe(encoding_BTD, torch.tensor([4, 9]))
     assert forced_action(observation).sum() == 2
-    for agent in (make_learned(8, 1000.0), make_learned(0, 1000.0), Random(0.9, 9), Uniform(0.9, 9)):
+    for agent in (
+        make_learned(8, 1000.0),
+        make_learned(0, 1000.0),
+        Random(0.9, 9),
+        Uniform(0.9, 9),
+    ):
         for noise in (torch.full((2, 9), 1e-6), torch.full((2, 9), 1 - 1e-6), torch.rand(3, 2, 9)):
             action = agent.draw(observation, noise)[keys.ACTION]
             assert (action[..., 0] == 1).all()
@@ -271,7 +295,8 @@ def test_logits_are_capped_in_training_only():
 def test_probabilities_start_near_the_rate(rate):
     agent = Learned(128, rate=rate)
     encoding = torch.nn.functional.normalize(torch.randn(8, 200, 128), dim=-1) * 128**0.5
-    capped = 1 / (1 + math.exp(-6 * math.tanh(math.log(rate / (1 - rate)) / 6)))  # in training: 0.109 for 0.1
+    # in training: 0.109 for 0.1
+    capped = 1 / (1 + math.exp(-6 * math.tanh(math.log(rate / (1 - rate)) / 6)))
     for train, expected in ((True, capped), (False, rate)):
         drawn = agent.train(train).draw(observe(encoding), torch.rand(8, 200))
         prob = drawn[keys.BOUNDARY_PROB][:, 1:]
@@ -387,7 +412,11 @@ def test_random_rounding_hits_the_rate_on_average(kind, length, rate):
     assume(places * rate >= 1)
     noise = torch.rand(batch, places, dtype=torch.float64)
     noise[:, 0] = (torch.arange(batch) + 0.5) / batch
-    count_B = kind(rate, length, rounding="random").draw(random_observation(batch, places), noise)[keys.ACTION].sum(1)
+    count_B = (
+        kind(rate, length, rounding="random")
+        .draw(random_observation(batch, places), noise)[keys.ACTION]
+        .sum(1)
+    )
     assert count_B.double().mean().item() == pytest.approx(places * rate, abs=1 / batch)
     assert count_B.max() - count_B.min() <= 1
 
@@ -401,7 +430,9 @@ def test_an_unknown_rounding_is_refused():
 def test_patches_that_end_with_the_history(count):
     """The last position is a boundary, the number is the same, and segments differ by one symbol at most."""
     length = 10
-    (place,) = fixed_draw(Uniform(count / length, length, align="end"), length)[keys.ACTION][0].nonzero(as_tuple=True)
+    (place,) = fixed_draw(Uniform(count / length, length, align="end"), length)[keys.ACTION][
+        0
+    ].nonzero(as_tuple=True)
     assert place[0] == 0
     assert len(place) == count
     if len(place) > 1:

@@ -37,16 +37,25 @@ def corpus(tmp_path):
     folder = tmp_path / "texts"
     folder.mkdir()
     for name in range(12):
-        (folder / f"{name}.txt").write_text(f"the cat's naïve café, and the other {name:03} hats 1234\n" * 8)
+        (folder / f"{name}.txt").write_text(
+            f"the cat's naïve café, and the other {name:03} hats 1234\n" * 8
+        )
     return load_corpus(DataConfig(source=str(folder), seq_len=32, validation=0.2))
 
 
 def observe(rows, length_B=None):
     symbol_BT = torch.tensor([list(row) for row in rows])
     position_BT = torch.arange(symbol_BT.shape[1]).expand(symbol_BT.shape)
-    valid_BT = position_BT < (torch.tensor([symbol_BT.shape[1]]) if length_B is None else length_B)[:, None]
+    valid_BT = (
+        position_BT
+        < (torch.tensor([symbol_BT.shape[1]]) if length_B is None else length_B)[:, None]
+    )
     return TensorDict(
-        {keys.SYMBOL: symbol_BT, keys.POSITION: position_BT, keys.DECISION_MASK: valid_BT & (position_BT > 0)},
+        {
+            keys.SYMBOL: symbol_BT,
+            keys.POSITION: position_BT,
+            keys.DECISION_MASK: valid_BT & (position_BT > 0),
+        },
         batch_size=symbol_BT.shape,
     )
 
@@ -60,7 +69,27 @@ def test_the_papers_example(tmp_path):
     """Tokens hello, _token, ization; the first byte, without a boundary in the paper, always has one here."""
     agent = BPE(tokenizer=save(tmp_path / "t.json", ["hello", "_token", "ization"]))
     papers = [
-        int(a) for a in ["0", "0", "0", "0", "0", "1", "0", "0", "0", "0", "0", "1", "0", "0", "0", "0", "0", "0"]
+        int(a)
+        for a in [
+            "0",
+            "0",
+            "0",
+            "0",
+            "0",
+            "1",
+            "0",
+            "0",
+            "0",
+            "0",
+            "0",
+            "1",
+            "0",
+            "0",
+            "0",
+            "0",
+            "0",
+            "0",
+        ]
     ]
     assert draw(agent, b"hello_tokenization") == [[1, *papers[1:]]]
 
@@ -91,7 +120,8 @@ def test_padding_and_samples(tmp_path):
     assert drawn.batch_size == (3, 2, 7)
     assert set(drawn.keys()) == set(agent.out_keys)
     for sample in drawn[keys.ACTION].tolist():
-        assert sample == [[1, 1, 0, 1, 0, 1, 0], [1, 1, 0, 0, 0, 0, 0]]  # ab ab ab, but aba where the padding begins
+        # ab ab ab, but aba where the padding begins
+        assert sample == [[1, 1, 0, 1, 0, 1, 0], [1, 1, 0, 0, 0, 0, 0]]
     assert drawn[keys.BOUNDARY_PROB].dtype == torch.float64
     assert not drawn[keys.ACTION_LOG_PROB].any()
     assert not drawn[keys.ENTROPY].any()
@@ -107,12 +137,18 @@ def test_training_is_cached_and_deterministic(corpus, tmp_path, monkeypatch):
     assert sorted(path.suffix for path in (tmp_path / "one").iterdir()) == [".json", ".json"]
     assert len(json.loads(first.read_text())["model"]["vocab"]) == 300
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "three"))
-    assert train_bpe(corpus, 300).parent == tmp_path / "three" / "tokenv" / "bpe" == user_cache() / "bpe"
+    assert (
+        train_bpe(corpus, 300).parent
+        == tmp_path / "three" / "tokenv" / "bpe"
+        == user_cache() / "bpe"
+    )
 
 
 def test_words_are_split_as_for_gpt_2(corpus, tmp_path):
     tokenizer = Tokenizer.from_file(str(train_bpe(corpus, 5000, tmp_path)))
-    pieces = tokenizer.pre_tokenizer.pre_tokenize_str("it's café  12b\n\n x_y".encode().decode("latin-1"))
+    pieces = tokenizer.pre_tokenizer.pre_tokenize_str(
+        "it's café  12b\n\n x_y".encode().decode("latin-1")
+    )
     words = [word.encode("latin-1").decode() for word, _ in pieces]
     assert words == ["it", "'s", " café", " ", " 12", "b", "\n\n", " x", "_", "y"]
 
@@ -128,17 +164,26 @@ def test_any_bytes_are_a_text(text, trained_tokenizer):
 @pytest.fixture(scope="module")
 def trained_tokenizer(tmp_path_factory):
     folder = tmp_path_factory.mktemp("words")
-    corpus = load_corpus(DataConfig(source="words", seq_len=32, words_documents=40, lexicon_size=10))
+    corpus = load_corpus(
+        DataConfig(source="words", seq_len=32, words_documents=40, lexicon_size=10)
+    )
     return Tokenizer.from_file(str(train_bpe(corpus, 400, folder)))
 
 
 def test_every_training_sequence_is_read_once(corpus, tmp_path, monkeypatch):
     read = []
-    monkeypatch.setattr(Tokenizer, "train_from_iterator", lambda self, texts, trainer: read.extend(texts), raising=True)
+    monkeypatch.setattr(
+        Tokenizer,
+        "train_from_iterator",
+        lambda self, texts, trainer: read.extend(texts),
+        raising=True,
+    )
     train_bpe(corpus, 300, tmp_path)
     texts = [text for batch in read for text in batch]
     everything = corpus.train().next(len(texts))
-    assert sorted(texts) == sorted(bytes(row).decode("latin-1") for row in everything.symbol_BN.tolist())
+    assert sorted(texts) == sorted(
+        bytes(row).decode("latin-1") for row in everything.symbol_BN.tolist()
+    )
     assert len(set(everything.origin)) == len(texts)
     read.clear()
     train_bpe(corpus, 300, tmp_path, max_bytes=100)
@@ -167,7 +212,9 @@ def test_a_damaged_stored_tokenizer_is_one_message(content, tmp_path):
         content = Tokenizer(models.BPE({"a": 0}, [])).to_str().encode()
     parts = Components(None, BPE(tokenizer=save(tmp_path / "t.json", ["hello"])), None, None)
     state = {"agent._extra_state": torch.frombuffer(bytearray(content), dtype=torch.uint8)}
-    with pytest.raises(UserError, match="the checkpoint's agent cannot be loaded: the stored tokenizer"):
+    with pytest.raises(
+        UserError, match="the checkpoint's agent cannot be loaded: the stored tokenizer"
+    ):
         parts.load_state_dict(state)
 
 

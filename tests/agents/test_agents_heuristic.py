@@ -23,7 +23,9 @@ def observe(**values):
     """Sequences of which the last is shorter than the others."""
     shape = next(iter(values.values())).shape
     position_BT = torch.arange(shape[1]).expand(shape)
-    valid_BT = position_BT < torch.tensor([shape[1]] * (shape[0] - 1) + [max(shape[1] - 2, 1)])[:, None]
+    valid_BT = (
+        position_BT < torch.tensor([shape[1]] * (shape[0] - 1) + [max(shape[1] - 2, 1)])[:, None]
+    )
     masks = {keys.POSITION: position_BT, keys.DECISION_MASK: valid_BT & (position_BT > 0)}
     return TensorDict(values | masks, batch_size=shape)
 
@@ -32,7 +34,9 @@ def marked(text, agent):
     """Return the text with a bar before every boundary's byte."""
     data = text.encode() if isinstance(text, str) else text
     symbol_BT = torch.tensor([list(data), list(data)])
-    action_T = agent.draw(observe(symbol=symbol_BT), torch.rand(symbol_BT.shape))[keys.ACTION][0].tolist()
+    action_T = agent.draw(observe(symbol=symbol_BT), torch.rand(symbol_BT.shape))[keys.ACTION][
+        0
+    ].tolist()
     return b"".join(b"|" * a + bytes([x]) for a, x in zip(action_T, data, strict=True))
 
 
@@ -40,18 +44,29 @@ def test_whitespace_draws_at_the_first_byte_after_a_word():
     expected = "|the| quick-2nd| (fox)| \n  über".encode().replace(b" \xc3", b" |\xc3")
     assert marked("the quick (fox)", Whitespace()) == b"|the| quick| (fox|)"
     assert marked("a_b2 = [c]\n\n  d", Whitespace()) == b"|a|_b2| = [c|]\n\n  d"
-    assert marked("x über é", Whitespace()) == "|x| über| é".encode()  # after a blank the first byte is no change
+    # after a blank the first byte is no change
+    assert marked("x über é", Whitespace()) == "|x| über| é".encode()
     assert marked("aé", Whitespace()) == b"|a|\xc3\xa9"
     assert expected.count(b"|") == 5
 
 
 def test_spacelike_bytes_are_spacebytes():
-    spacelike = [*range(0x30), *range(0x3A, 0x41), *range(0x5B, 0x61), *range(0x7B, 0x80), *range(0xC0, 0x100)]
+    spacelike = [
+        *range(0x30),
+        *range(0x3A, 0x41),
+        *range(0x5B, 0x61),
+        *range(0x7B, 0x80),
+        *range(0xC0, 0x100),
+    ]
     symbol_BT = torch.tensor([[ord("a"), byte] for byte in range(256)] + [[0, 0]])
     drawn = Whitespace().draw(observe(symbol=symbol_BT), torch.rand(symbol_BT.shape))
     assert drawn[keys.ACTION][:-1, 1].nonzero().flatten().tolist() == spacelike
     after_blank = torch.tensor([[ord(" "), byte] for byte in range(256)] + [[0, 0]])
-    assert not Whitespace().draw(observe(symbol=after_blank), torch.rand(257, 2))[keys.ACTION][:, 1].any()
+    assert (
+        not Whitespace()
+        .draw(observe(symbol=after_blank), torch.rand(257, 2))[keys.ACTION][:, 1]
+        .any()
+    )
 
 
 def fitted(mode, theta=0.5):
@@ -109,7 +124,12 @@ def test_theta_is_arunning_mean_of_quantiles_over_what_is_decided():
 
 
 @settings(deadline=None, max_examples=30)
-@given(st.sampled_from(["whitespace", "global", "monotonic"]), st.integers(1, 15), st.none() | st.just(2), seeds)
+@given(
+    st.sampled_from(["whitespace", "global", "monotonic"]),
+    st.integers(1, 15),
+    st.none() | st.just(2),
+    seeds,
+)
 def test_one_position_at_a_time_equals_one_pass(kind, length, samples, seed):
     torch.manual_seed(seed)
     agent = Whitespace() if kind == "whitespace" else fitted(kind)
@@ -127,7 +147,9 @@ def test_one_position_at_a_time_equals_one_pass(kind, length, samples, seed):
     for _ in range(2):  # and once more from the start
         for i in range(length):
             acted = agent(td[:, i].clone())
-            assert torch.equal(acted[keys.ACTION].expand(drawn.shape[:-1]), drawn[keys.ACTION][..., i])
+            assert torch.equal(
+                acted[keys.ACTION].expand(drawn.shape[:-1]), drawn[keys.ACTION][..., i]
+            )
             assert acted[keys.BOUNDARY_PROB].dtype == torch.float32
 
 
@@ -165,7 +187,11 @@ def events_of(values, refractory):
 
 @settings(deadline=None, max_examples=60)
 @given(
-    st.lists(st.integers(0, 2), min_size=1, max_size=20), st.integers(1, 6), st.integers(0, 5), st.integers(0, 4), seeds
+    st.lists(st.integers(0, 2), min_size=1, max_size=20),
+    st.integers(1, 6),
+    st.integers(0, 5),
+    st.integers(0, 4),
+    seeds,
 )
 def test_events_are_answered_after_their_delay(values, refractory, delay, period, seed):
     """Compared with the definition; one position at a time gives the same."""
@@ -190,7 +216,9 @@ def test_a_missing_value_is_no_event():
     value_BT = torch.tensor([[0.0, torch.nan, 5.0, 0.0]] * 2)
     symbol = series(value_BT)
     symbol[:, 2, 0, 4] = 5.0  # the last value that is known
-    drawn = Events(refractory=1).draw(observe(value=value_BT).set(keys.SYMBOL, symbol), torch.rand(2, 4))
+    drawn = Events(refractory=1).draw(
+        observe(value=value_BT).set(keys.SYMBOL, symbol), torch.rand(2, 4)
+    )
     assert drawn[keys.ACTION][0].tolist() == [1, 0, 0, 1]
 
 
@@ -212,12 +240,18 @@ def test_mistakes_are_told(tiny_lm):
     for name, wrong in (("threshold", 0.0), ("refractory", 0), ("delay", -1), ("period", -1)):
         with pytest.raises(ValueError, match=rf"agent\.{name} = {wrong}"):
             Events(**{name: wrong})
-    with pytest.raises(ValueError, match=r"reads the values of a series, not bytes: set data\.kind=series"):
+    with pytest.raises(
+        ValueError, match=r"reads the values of a series, not bytes: set data\.kind=series"
+    ):
         Events().draw(observe(symbol=torch.zeros(2, 3, dtype=torch.long)), torch.rand(2, 3))
     env = TokenizationEnv(tiny_lm, TensorSource(torch.zeros(1, 4, dtype=torch.long)), 1)
-    with pytest.raises(ValueError, match=r'make the environment with optional_keys=\["early_entropy"\]'):
+    with pytest.raises(
+        ValueError, match=r'make the environment with optional_keys=\["early_entropy"\]'
+    ):
         env.rollout(3, Entropy())
-    with pytest.raises(ValueError, match=r"Mute has no entropy: write its method entropy\(parameters\)"):
+    with pytest.raises(
+        ValueError, match=r"Mute has no entropy: write its method entropy\(parameters\)"
+    ):
         Mute().entropy(torch.zeros(1))
 
 

@@ -50,13 +50,19 @@ def make_agent(kind):
 
 def load(lm, agent, **options):
     encoder = Encoder(lm.config, lm.codec, lm.compute_dtype).double()
-    encoder.load_state_dict({name: x for name, x in lm.state_dict().items() if name in encoder.state_dict()})
+    encoder.load_state_dict(
+        {name: x for name, x in lm.state_dict().items() if name in encoder.state_dict()}
+    )
     return PretrainedAgent(agent, encoder, partial(EncoderStepper, encoder), **options)
 
 
 @settings(deadline=None, max_examples=15)
 @given(
-    st.sampled_from(["learned", "entropy"]), st.booleans(), st.integers(1, 3), st.integers(2, 12), st.integers(0, 99)
+    st.sampled_from(["learned", "entropy"]),
+    st.booleans(),
+    st.integers(1, 3),
+    st.integers(2, 12),
+    st.integers(0, 99),
 )
 def test_it_decides_as_on_its_old_model_step_by_step_and_at_once(kind, frozen, batch, length, seed):
     old, new, agent = make_lm(), make_lm(width=8, window=3, seed=1), make_agent(kind)
@@ -82,7 +88,9 @@ def test_it_decides_as_on_its_old_model_step_by_step_and_at_once(kind, frozen, b
 def test_it_scores_what_it_draws():
     mine = load(make_lm(), make_agent("learned"), frozen=False)
     td = rollout(make_lm(seed=1), mine, torch.randint(256, (2, 9)), Sampling(num_samples=3))
-    again = mine.score(td[0].select(keys.SYMBOL, keys.POSITION, keys.DECISION_MASK), td[keys.ACTION])
+    again = mine.score(
+        td[0].select(keys.SYMBOL, keys.POSITION, keys.DECISION_MASK), td[keys.ACTION]
+    )
     assert_close(again[keys.ACTION_LOG_PROB], td[keys.ACTION_LOG_PROB])
 
 
@@ -112,7 +120,9 @@ def test_positions_come_in_order():
 
 def test_generation_equals_one_pass_over_the_result():
     new, mine = make_lm(seed=1), load(make_lm(), make_agent("learned"))
-    written = generate(new, mine, torch.randint(256, (2, 5)), 8, generator=torch.Generator().manual_seed(3))
+    written = generate(
+        new, mine, torch.randint(256, (2, 5)), 8, generator=torch.Generator().manual_seed(3)
+    )
     noise_BN = torch.rand(2, 13, generator=torch.Generator().manual_seed(3))
     drawn = rollout(new, mine, written.symbol_BN, noise=noise_BN[:, :-1])
     assert torch.equal(drawn[keys.ACTION], written.action_BN[:, :-1])
@@ -132,7 +142,9 @@ def old_run(series_settings, tmp_path):
 def on_bursts(series_settings, old_run, **agent):
     data = {"data": {"source": "bursts"}, "seed": 1, "model": {"width": 8}}
     return resolve(
-        [], {"agent": {"pretrained": str(old_run)} | agent}, merge(resolve([], series_settings).as_dict(), data)
+        [],
+        {"agent": {"pretrained": str(old_run)} | agent},
+        merge(resolve([], series_settings).as_dict(), data),
     )
 
 
@@ -157,14 +169,21 @@ def test_an_agent_goes_to_another_source(series_settings, old_run, tmp_path, fro
     assert (last.loss_early is None) is frozen
 
 
-def test_the_old_run_may_go_and_resuming_equals_never_having_stopped(series_settings, old_run, tmp_path):
+def test_the_old_run_may_go_and_resuming_equals_never_having_stopped(
+    series_settings, old_run, tmp_path
+):
     config = on_bursts(series_settings, old_run, frozen=False)
     _, whole = train(config, tmp_path / "whole" / "checkpoints", lambda *_: None)
     shutil.rmtree(old_run)
     found = checkpoints.list_complete(tmp_path / "whole" / "checkpoints")
     again = resolve([], {}, checkpoints.load(found[0]).state["config"])
     assert again == config
-    _, resumed = train(again, tmp_path / "resumed" / "checkpoints", lambda *_: None, resume=checkpoints.load(found[0]))
+    _, resumed = train(
+        again,
+        tmp_path / "resumed" / "checkpoints",
+        lambda *_: None,
+        resume=checkpoints.load(found[0]),
+    )
     for name in whole.keys() - {"train/symbols_per_second"}:
         assert resumed[name] == whole[name], name
     with pytest.raises(FileNotFoundError):
@@ -183,10 +202,17 @@ def test_a_loaded_agent_can_be_loaded(series_settings, old_run, tmp_path):
 
 def test_commands_take_and_show_it(tiny_settings, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = [f"{section}.{key}={value}" for section, of in tiny_settings.items() for key, value in of.items()]
+    words = [
+        f"{section}.{key}={value}"
+        for section, of in tiny_settings.items()
+        for key, value in of.items()
+    ]
     run_command("train", ["with", *words])
     asked = [word for word in words if not word.startswith("agent.")]
-    run_command("train", ["with", *asked, "agent.pretrained=runs/1", "agent.frozen=True", "data.lexicon_size=30"])
+    run_command(
+        "train",
+        ["with", *asked, "agent.pretrained=runs/1", "agent.frozen=True", "data.lexicon_size=30"],
+    )
     shutil.rmtree("runs/1")
     assert run_command("segment", ["with", "run=runs/2", "text=abcdef"])["characters"] == 6
     assert run_command("evaluate", ["with", "run=runs/2"])["sampled"]["boundary_rate"] > 0
@@ -229,9 +255,17 @@ def test_mistakes_are_told(series_settings, tiny_settings, old_run, tmp_path):
     with pytest.raises(ValueError, match=r"rate = 0\.3: the agent that .* expected rate=0\.2"):
         build_components(resolve([], asked | {"rate": 0.3}, base), torch.device("meta"))
     with pytest.raises(ValueError, match="load an agent that was trained on data of this kind"):
-        build_components(resolve([], asked, resolve([], tiny_settings).as_dict()), torch.device("meta"))
+        build_components(
+            resolve([], asked, resolve([], tiny_settings).as_dict()), torch.device("meta")
+        )
     train(
-        resolve([], series_settings | {"agent": {"name": "uniform"}}), tmp_path / "u" / "checkpoints", lambda *_: None
+        resolve([], series_settings | {"agent": {"name": "uniform"}}),
+        tmp_path / "u" / "checkpoints",
+        lambda *_: None,
     )
-    with pytest.raises(ValueError, match=r"its agent 'uniform' has no trained parameters: set agent\.name=uniform"):
-        build_components(resolve([], {"agent": {"pretrained": str(tmp_path / "u")}}, base), torch.device("meta"))
+    with pytest.raises(
+        ValueError, match=r"its agent 'uniform' has no trained parameters: set agent\.name=uniform"
+    ):
+        build_components(
+            resolve([], {"agent": {"pretrained": str(tmp_path / "u")}}, base), torch.device("meta")
+        )

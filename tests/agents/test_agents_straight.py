@@ -14,7 +14,13 @@ from tokenv.agents.boundary_predictors import HNet, Nawrot
 from tokenv.core import keys
 
 WIDTH = 6
-OUTPUTS = (keys.ACTION, keys.ACTION_LOG_PROB, keys.BOUNDARY_PROB, keys.BOUNDARY_LOGITS, keys.ENTROPY)
+OUTPUTS = (
+    keys.ACTION,
+    keys.ACTION_LOG_PROB,
+    keys.BOUNDARY_PROB,
+    keys.BOUNDARY_LOGITS,
+    keys.ENTROPY,
+)
 seeds = st.integers(0, 1000)
 kinds = st.sampled_from([Nawrot, HNet])
 
@@ -52,7 +58,11 @@ def assert_same(got, expected):
 @given(kinds, st.integers(1, 20), seeds)
 def test_one_position_at_a_time_equals_one_pass(kind, length, seed):
     torch.manual_seed(seed)
-    agent, observation, noise_BT = trained(kind), observe(3, length), torch.rand(3, length, dtype=torch.float64)
+    agent, observation, noise_BT = (
+        trained(kind),
+        observe(3, length),
+        torch.rand(3, length, dtype=torch.float64),
+    )
     drawn = agent.draw(observation, noise_BT)
     for _ in range(2):  # and once more from the start
         for i in range(length):
@@ -82,7 +92,11 @@ def test_samples_lead_and_scoring_what_was_drawn_gives_it_back(kind, samples, le
 @given(kinds, st.integers(0, 9), seeds)
 def test_an_encoding_moves_no_earlier_decision(kind, t, seed):
     torch.manual_seed(seed)
-    agent, observation, noise_BT = trained(kind), observe(2, 10), torch.rand(2, 10, dtype=torch.float64)
+    agent, observation, noise_BT = (
+        trained(kind),
+        observe(2, 10),
+        torch.rand(2, 10, dtype=torch.float64),
+    )
     changed = observation.clone()
     changed[keys.ENCODING][:, t] += 1
     assert_same(agent.draw(changed, noise_BT)[:, :t], agent.draw(observation, noise_BT)[:, :t])
@@ -148,10 +162,14 @@ def test_the_router_is_hnets(make):
     agent, observation = make(), observe(3, 15)
     drawn = agent.draw(observation, torch.rand(3, 15))
     for b in range(3):
-        prob = plain_router(agent, observation[keys.ENCODING][b], observation[keys.DECISION_MASK][b])
+        prob = plain_router(
+            agent, observation[keys.ENCODING][b], observation[keys.DECISION_MASK][b]
+        )
         torch.testing.assert_close(drawn[keys.BOUNDARY_PROB][b], prob)
         assert torch.equal(drawn[keys.ACTION][b], (prob > 0.5).long())
-        torch.testing.assert_close(drawn[keys.BOUNDARY_LOGITS][b], torch.logit(prob.clamp(1e-4, 1 - 1e-4)))
+        torch.testing.assert_close(
+            drawn[keys.BOUNDARY_LOGITS][b], torch.logit(prob.clamp(1e-4, 1 - 1e-4))
+        )
     assert not drawn[keys.ACTION_LOG_PROB].any()
     assert not drawn[keys.ENTROPY].any()
 

@@ -10,7 +10,12 @@ from hypothesis import strategies as st
 from tensordict import TensorDict
 from torch import nn
 
-from tokenv.agents.exact_count import NEVER, ConditionalBernoulli, decision_logits, log_elementary_symmetric
+from tokenv.agents.exact_count import (
+    NEVER,
+    ConditionalBernoulli,
+    decision_logits,
+    log_elementary_symmetric,
+)
 from tokenv.core import keys
 
 WIDTH = 8
@@ -18,7 +23,10 @@ WIDTH = 8
 
 def subsets(places, count):
     """Return all ways to draw ``count`` of ``places`` positions: int64 [C, T]."""
-    rows = [[int(i in some) for i in range(places)] for some in itertools.combinations(range(places), count)]
+    rows = [
+        [int(i in some) for i in range(places)]
+        for some in itertools.combinations(range(places), count)
+    ]
     return torch.tensor(rows, dtype=torch.long).view(len(rows), places)
 
 
@@ -30,7 +38,9 @@ def observe(batch, length, ahead=1, dtype=torch.float64):
             keys.SYMBOL: torch.zeros(batch, length - 1, dtype=torch.long),
             keys.ENCODING: torch.randn(batch, length - 1, WIDTH, dtype=dtype),
             keys.POSITION: position_T.expand(batch, -1),
-            keys.DECISION_MASK: ((position_T > 0) & (position_T < length - ahead)).expand(batch, -1),
+            keys.DECISION_MASK: ((position_T > 0) & (position_T < length - ahead)).expand(
+                batch, -1
+            ),
         },
         batch_size=(batch, length - 1),
     )
@@ -60,12 +70,16 @@ def test_the_law_is_that_of_independent_decisions_given_their_number(count):
     """All C(N, k) draws: the decisions' probabilities multiply to the law's, which sum to 1."""
     length = 8  # 7 places, the first one forced
     agent, seen = make(length, (count + 0.5) / length), observe(2, length)
-    drawn = torch.cat([torch.ones(math.comb(6, count - 1), 1, dtype=torch.long), subsets(6, count - 1)], 1)
+    drawn = torch.cat(
+        [torch.ones(math.comb(6, count - 1), 1, dtype=torch.long), subsets(6, count - 1)], 1
+    )
     action = drawn[:, None].expand(-1, 2, -1)
     log_prob_CB = agent.score(seen, action)[keys.ACTION_LOG_PROB].sum(-1)
     torch.testing.assert_close(log_prob_CB.exp().sum(0), torch.ones(2).double(), rtol=0, atol=1e-12)
     log_odds = agent._log_odds(seen)
-    torch.testing.assert_close(log_prob_CB, (action[..., 1:] * log_odds[:, 1:]).sum(-1).log_softmax(0))
+    torch.testing.assert_close(
+        log_prob_CB, (action[..., 1:] * log_odds[:, 1:]).sum(-1).log_softmax(0)
+    )
     assert count == 1 or log_odds[:, 1:].std() > 0.1
 
 
@@ -73,7 +87,9 @@ def test_every_decision_has_its_probability_given_the_earlier_ones():
     """Compare with the fraction of all draws with the same beginning which continue with a boundary."""
     length, count = 8, 4
     agent, seen = make(length, 0.5), observe(1, length)
-    drawn = torch.cat([torch.ones(math.comb(6, count - 1), 1, dtype=torch.long), subsets(6, count - 1)], 1)
+    drawn = torch.cat(
+        [torch.ones(math.comb(6, count - 1), 1, dtype=torch.long), subsets(6, count - 1)], 1
+    )
     scored = agent.score(seen, drawn[:, None])
     prob_C = scored[keys.ACTION_LOG_PROB].sum((1, 2)).exp()
     for row, told in zip(drawn, scored[keys.BOUNDARY_PROB][:, 0], strict=True):
@@ -123,7 +139,10 @@ def test_at_its_start_all_draws_are_equally_likely_and_an_even_push_changes_noth
     torch.testing.assert_close(log_prob, torch.full_like(log_prob, -math.log(math.comb(7, 3))))
     log_odds = torch.randn(5, dtype=torch.float64)
     left = torch.full((5,), 1)
-    logits = [decision_logits(x, log_elementary_symmetric(x, 2)[1:], left)[:3] for x in (log_odds, log_odds + 4)]
+    logits = [
+        decision_logits(x, log_elementary_symmetric(x, 2)[1:], left)[:3]
+        for x in (log_odds, log_odds + 4)
+    ]
     torch.testing.assert_close(*logits)
 
 
@@ -148,7 +167,9 @@ def test_single_precision_is_close_to_double_for_long_histories():
     seen.set(keys.ENCODING, seen[keys.ENCODING].float())
     coarse = agent.float().score(seen, fine[keys.ACTION])
     assert (fine[keys.ACTION].sum(-1) == 32).all()
-    torch.testing.assert_close(coarse[keys.ACTION_LOG_PROB].double(), fine[keys.ACTION_LOG_PROB], rtol=1e-3, atol=1e-4)
+    torch.testing.assert_close(
+        coarse[keys.ACTION_LOG_PROB].double(), fine[keys.ACTION_LOG_PROB], rtol=1e-3, atol=1e-4
+    )
     gradients = torch.autograd.grad(coarse[keys.ACTION_LOG_PROB].sum(), list(agent.parameters()))
     assert all(bool(g.isfinite().all()) for g in gradients)
     assert (agent.draw(seen, noise)[keys.ACTION].sum(-1) == 32).all()
@@ -181,7 +202,9 @@ def test_wrong_options_are_refused(options, message):
 
 def test_other_numbers_of_boundaries_are_refused():
     agent, seen = make(8, 0.5), observe(1, 8)
-    with pytest.raises(ValueError, match="the conditional agent draws 4 boundaries in every sequence"):
+    with pytest.raises(
+        ValueError, match="the conditional agent draws 4 boundaries in every sequence"
+    ):
         agent.score(seen, torch.tensor([[1, 1, 0, 0, 0, 0, 1]]))
     with pytest.raises(ValueError, match="decides by the whole history"):
         agent(seen[:, 3])

@@ -54,7 +54,9 @@ def test_every_sequence_has_the_exact_number(length, rate, window, seed):
 def test_probabilities_of_all_boundaries_sum_to_one(spread):
     length, rate = 8, 0.5  # 4 boundaries, one of them forced, 6 places for the other three
     agent, observation = make(length, rate, spread=spread), observe(1, length)
-    free = torch.tensor([bits for bits in itertools.product((0, 1), repeat=length - 2) if sum(bits) == 3])
+    free = torch.tensor(
+        [bits for bits in itertools.product((0, 1), repeat=length - 2) if sum(bits) == 3]
+    )
     action = torch.cat([torch.ones(len(free), 1, dtype=torch.long), free], 1).unsqueeze(1)
     prob_K = agent.score(observation, action)[keys.ACTION_LOG_PROB].sum((1, 2)).exp()
     torch.testing.assert_close(prob_K.sum().item(), 1.0, rtol=0, atol=1e-12)
@@ -65,10 +67,15 @@ def test_probabilities_of_all_boundaries_sum_to_one(spread):
 def test_the_score_function_is_exact_for_it():
     torch.manual_seed(0)
     length = 7
-    lm = UNet(UNetConfig(width=WIDTH, heads=2, down_layers=1, mid_layers=1, up_layers=1, window=3)).double()
+    lm = UNet(
+        UNetConfig(width=WIDTH, heads=2, down_layers=1, mid_layers=1, up_layers=1, window=3)
+    ).double()
     agent = make(length, 0.45, spread=0.5)  # 3 boundaries, 5 places for two of them
-    free = torch.tensor([bits for bits in itertools.product((0, 1), repeat=length - 2) if sum(bits) == 2])
-    noise = torch.cat([torch.zeros(len(free), 1), 1 - free], 1).double().unsqueeze(1)  # 0 forces a boundary
+    free = torch.tensor(
+        [bits for bits in itertools.product((0, 1), repeat=length - 2) if sum(bits) == 2]
+    )
+    # 0 forces a boundary
+    noise = torch.cat([torch.zeros(len(free), 1), 1 - free], 1).double().unsqueeze(1)
     td = rollout(lm, agent, torch.randint(256, (1, length)), noise=noise)
     assert torch.equal(td[keys.ACTION][:, 0, 1:], free)
     prob_K = td[keys.ACTION_LOG_PROB].sum((1, 2)).exp()
@@ -76,7 +83,9 @@ def test_the_score_function_is_exact_for_it():
     likelihood_K = td[keys.LOG_LIKELIHOOD].detach().sum((1, 2))
     true = flat_gradient(-(prob_K * likelihood_K).sum(), inputs, retain_graph=True)
     loss_K = early_exit(1.0)(td)[keys.LOSS_POLICY].sum((1, 2))
-    torch.testing.assert_close(flat_gradient((prob_K.detach() * loss_K).sum(), inputs), true, **EXACT)
+    torch.testing.assert_close(
+        flat_gradient((prob_K.detach() * loss_K).sum(), inputs), true, **EXACT
+    )
 
 
 @pytest.mark.parametrize("push", [-1.0, 0.0, 1.0])
@@ -87,7 +96,9 @@ def test_an_even_push_on_all_logits_spends_the_count_early_or_late(push):
     with torch.no_grad():
         agent.projection.weight.zero_()[0, 0] = push
     seen[keys.ENCODING][..., 0] = 1.0
-    free = torch.tensor([bits for bits in itertools.product((0, 1), repeat=length - 2) if sum(bits) == count - 1])
+    free = torch.tensor(
+        [bits for bits in itertools.product((0, 1), repeat=length - 2) if sum(bits) == count - 1]
+    )
     action_CT = torch.cat([torch.ones(len(free), 1, dtype=torch.long), free], 1)
     prob_C = agent.score(seen, action_CT.unsqueeze(1))[keys.ACTION_LOG_PROB].sum((1, 2)).exp()
     left_CT = count - (action_CT.cumsum(1) - action_CT)

@@ -18,7 +18,9 @@ from tokenv.training.trainer import train
 
 def observe(batch, length, length_B=None):
     position_BT = torch.arange(length).expand(batch, -1)
-    valid_BT = position_BT < (torch.full((batch,), length) if length_B is None else length_B)[:, None]
+    valid_BT = (
+        position_BT < (torch.full((batch,), length) if length_B is None else length_B)[:, None]
+    )
     masks = {keys.POSITION: position_BT, keys.DECISION_MASK: valid_BT & (position_BT > 0)}
     return TensorDict(masks, batch_size=(batch, length))
 
@@ -28,8 +30,12 @@ def test_every_sample_of_every_sequence_has_a_rate_of_its_own():
     drawn = agent.draw(observe(3, 20_001), noise)
     rate = 0.1 + 0.4 * noise[..., 0]
     assert (drawn[keys.ACTION][..., 0] == 1).all()
-    torch.testing.assert_close(drawn[keys.BOUNDARY_PROB][..., 1:], rate[..., None].expand(-1, -1, 20_000))
-    torch.testing.assert_close(drawn[keys.ACTION][..., 1:].float().mean(-1), rate, atol=0.02, rtol=0)
+    torch.testing.assert_close(
+        drawn[keys.BOUNDARY_PROB][..., 1:], rate[..., None].expand(-1, -1, 20_000)
+    )
+    torch.testing.assert_close(
+        drawn[keys.ACTION][..., 1:].float().mean(-1), rate, atol=0.02, rtol=0
+    )
     assert rate.unique().numel() == 6
 
 
@@ -45,7 +51,9 @@ def test_probabilities_are_those_of_the_draws():
     drawn = RandomRate().draw(observe(2, 8, torch.tensor([8, 4])), torch.rand(2, 8))
     action, prob = drawn[keys.ACTION], drawn[keys.BOUNDARY_PROB]
     assert not action[1, 4:].any()
-    torch.testing.assert_close(drawn[keys.ACTION_LOG_PROB].exp(), torch.where(action.bool(), prob, 1 - prob))
+    torch.testing.assert_close(
+        drawn[keys.ACTION_LOG_PROB].exp(), torch.where(action.bool(), prob, 1 - prob)
+    )
     assert (drawn[keys.ACTION_LOG_PROB][:, 0] == 0).all()
 
 

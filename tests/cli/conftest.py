@@ -14,7 +14,11 @@ from tokenv.cli.main import run_command
 
 @pytest.fixture
 def tiny_words(tiny_settings: dict[str, Any]) -> list[str]:
-    return [f"{section}.{key}={value}" for section, of in tiny_settings.items() for key, value in of.items()]
+    return [
+        f"{section}.{key}={value}"
+        for section, of in tiny_settings.items()
+        for key, value in of.items()
+    ]
 
 
 @pytest.fixture(scope="session")
@@ -24,7 +28,11 @@ def train_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     @functools.cache
     def train(*changes: str) -> Path:
         folder = tmp_path_factory.mktemp("trained")
-        words = [f"{section}.{key}={value}" for section, of in settings().items() for key, value in of.items()]
+        words = [
+            f"{section}.{key}={value}"
+            for section, of in settings().items()
+            for key, value in of.items()
+        ]
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(folder)
             run_command("train", ["with", *words, *changes])
@@ -34,7 +42,9 @@ def train_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
 
 
 @pytest.fixture
-def trained(train_once: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def trained(
+    train_once: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(train_once(), tmp_path / "runs")
     return tmp_path / "runs" / "1"

@@ -12,14 +12,23 @@ from tokenv.lab.costs import measure_updates
 from tokenv.training.process_group import Ranks
 
 
-def test_bench_measures(tiny_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bench_measures(
+    tiny_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     figures = run_command("bench", ["with", *tiny_words, "repeats=1"])
     assert figures["stepping_over_one_pass"] > 1
     apart = figures["stepping_differences"]
-    assert set(apart) == {"encoding", "boundary probability", "early log-likelihood", "log-likelihood"}
+    assert set(apart) == {
+        "encoding",
+        "boundary probability",
+        "early log-likelihood",
+        "log-likelihood",
+    }
     assert all(0 <= mean <= most < 1e-4 for mean, most in apart.values())
-    rounded = run_command("bench", ["with", *tiny_words, "repeats=1", "hardware.precision=bfloat16"])
+    rounded = run_command(
+        "bench", ["with", *tiny_words, "repeats=1", "hardware.precision=bfloat16"]
+    )
     for stage, (mean, most) in rounded["stepping_differences"].items():
         assert 1e-5 < mean < most < 1, stage
     assert 0 < figures["draw_share"] < 1
@@ -28,7 +37,10 @@ def test_bench_measures(tiny_words: list[str], tmp_path: Path, monkeypatch: pyte
 
 
 def test_reading_and_generating_are_timed_by_rate(
-    tiny_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny_words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     asked = ["repeats=1", "stepping=False", "rates=[0.1, 0.5]"]
@@ -37,21 +49,40 @@ def test_reading_and_generating_are_timed_by_rate(
     assert rates["0.1"]["flops"] < rates["0.5"]["flops"]
     assert all(of["reading"] > of["writing"] > 0 < of["writing_together"] for of in rates.values())
     assert "bytes per second by rate" in capsys.readouterr().out
-    with pytest.raises(UserError, match=r"rates = 1: expected boundaries per symbol, at least 1 / data\.seq_len"):
+    with pytest.raises(
+        UserError, match=r"rates = 1: expected boundaries per symbol, at least 1 / data\.seq_len"
+    ):
         run_command("bench", ["with", *tiny_words, "rates=[1.0]"])
 
 
 def test_forecasts_are_timed_by_samples(
-    tiny_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny_words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    of_series = ["data.kind=series", "data.source=bursts", "data.options.context=8", "codec.name=series"]
-    asked = [*tiny_words, *of_series, "data.seq_len=24", "repeats=1", "samples=[256, 512]", "horizon=4"]
+    of_series = [
+        "data.kind=series",
+        "data.source=bursts",
+        "data.options.context=8",
+        "codec.name=series",
+    ]
+    asked = [
+        *tiny_words,
+        *of_series,
+        "data.seq_len=24",
+        "repeats=1",
+        "samples=[256, 512]",
+        "horizon=4",
+    ]
     speed = run_command("bench", ["with", *asked, "codec.horizon=4"])["forecasts_per_second"]
     assert list(speed) == ["256", "512", "direct"]
     assert speed["direct"] > speed["256"] > 0
     assert "forecasts per second, 4 steps after 20" in " ".join(capsys.readouterr().out.split())
-    alone = run_command("bench", ["with", *asked, "codec.horizon=4", "codec.direct=True", "data.options.context=20"])
+    alone = run_command(
+        "bench", ["with", *asked, "codec.horizon=4", "codec.direct=True", "data.options.context=20"]
+    )
     assert list(alone["forecasts_per_second"]) == ["direct"]
     for more, message in (
         (["samples=[1]"], "expected at least 2 of each"),
@@ -71,7 +102,9 @@ def test_its_keys_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "warmup_symbols = " in shown
 
 
-def test_scaling_measures_every_size(tiny_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scaling_measures_every_size(
+    tiny_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     wanted = ["repeats=1", "plain=True", "scaling={'data.seq_len': [32]}", "out=grown"]
     rows = run_command("bench", ["with", *tiny_words, *wanted])["scaling"]
@@ -85,7 +118,9 @@ def test_scaling_measures_every_size(tiny_words: list[str], tmp_path: Path, monk
 
 def test_an_update_of_one_process_is_timed(tiny_settings: dict[str, object]) -> None:
     config = resolve(
-        [], tiny_settings | {"train": {"symbols": 1000, "batch_size": 2, "gradient_accumulation_steps": 3}}
+        [],
+        tiny_settings
+        | {"train": {"symbols": 1000, "batch_size": 2, "gradient_accumulation_steps": 3}},
     )
     figures = measure_updates(BenchOptions(config, repeats=2), Ranks())
     assert figures["step_seconds_min"] <= figures["step_seconds"] <= figures["step_seconds_max"]
@@ -95,9 +130,15 @@ def test_an_update_of_one_process_is_timed(tiny_settings: dict[str, object]) -> 
 
 
 @pytest.mark.slow
-def test_scaling_over_processes(tiny_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scaling_over_processes(
+    tiny_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    wanted = ["repeats=1", "train.gradient_accumulation_steps=2", "scaling={'ranks': [1, 2], 'data.seq_len': [32, 64]}"]
+    wanted = [
+        "repeats=1",
+        "train.gradient_accumulation_steps=2",
+        "scaling={'ranks': [1, 2], 'data.seq_len': [32, 64]}",
+    ]
     one, two, size, _ = run_command("bench", ["with", *tiny_words, *wanted])["scaling"]
     assert two["peak_memory_gib"] > 1.5 * one["peak_memory_gib"]  # of both processes
     assert "model_flops_utilisation" in size
@@ -110,9 +151,15 @@ def test_scaling_over_processes(tiny_words: list[str], tmp_path: Path, monkeypat
     [
         (["scaling={'ranks': [0]}"], r"scaling.ranks = 0: expected numbers of processes"),
         (["scaling={'ranks': [1.5]}"], r"scaling.ranks = 1.5: expected numbers of processes"),
-        (["scaling={'ranks': [7]}"], r"7 processes cannot share the \d+ sequences of an update evenly"),
+        (
+            ["scaling={'ranks': [7]}"],
+            r"7 processes cannot share the \d+ sequences of an update evenly",
+        ),
         (["scaling={'data.seq_len': 32}"], r"scaling.data.seq_len = 32: expected a list of sizes"),
-        (["scaling={'data.seq_len': []}"], r"scaling.data.seq_len = \[\]: expected a list of sizes"),
+        (
+            ["scaling={'data.seq_len': []}"],
+            r"scaling.data.seq_len = \[\]: expected a list of sizes",
+        ),
         (["scaling={'data.sequence': [32]}"], r"data.sequence"),
         (["scaling={'model.width': [7]}"], r"model.heads = 2 does not divide model.width = 7"),
     ],
@@ -123,7 +170,10 @@ def test_invalid_scaling_is_rejected(tiny_words: list[str], words: list[str], me
 
 
 def test_memory_and_time_are_planned(
-    tiny_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny_words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     found = run_command("bench", ["with", *tiny_words, "plan=True", "train.batch_size=64"])
@@ -131,7 +181,9 @@ def test_memory_and_time_are_planned(
     shown = " ".join(capsys.readouterr().out.split())
     assert "GiB per rank" in shown
     assert "989 TFLOP/s each, 40% used" in shown
-    with pytest.raises(UserError, match=r"utilisation = 2\.0: expected a share above 0 and at most 1"):
+    with pytest.raises(
+        UserError, match=r"utilisation = 2\.0: expected a share above 0 and at most 1"
+    ):
         run_command("bench", ["with", *tiny_words, "plan=True", "utilisation=2.0"])
     with pytest.raises(UserError, match="plan = True: expected neither samples"):
         run_command("bench", ["with", *tiny_words, "plan=True", "rates=[0.2]"])

@@ -53,9 +53,18 @@ def test_an_estimator_of_the_current_folder(mine: str, capsys: pytest.CaptureFix
 
 
 def test_what_is_wrong_is_one_message_and_status_1(mine: str) -> None:
-    with pytest.raises(RunFailedError, match="wrong: declares itself unbiased, but its expected gradient is off"):
+    with pytest.raises(
+        RunFailedError, match="wrong: declares itself unbiased, but its expected gradient is off"
+    ):
         run_command("check", [f"{mine}:wrong", "gamma=1.0"])
-    command = [sys.executable, "-c", "from tokenv.cli.main import main; main()", "check", f"{mine}:wrong", "gamma=1.0"]
+    command = [
+        sys.executable,
+        "-c",
+        "from tokenv.cli.main import main; main()",
+        "check",
+        f"{mine}:wrong",
+        "gamma=1.0",
+    ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr.startswith(f"tokenv: estimator {mine}:wrong: declares itself unbiased")
@@ -64,16 +73,25 @@ def test_what_is_wrong_is_one_message_and_status_1(mine: str) -> None:
 
 @pytest.mark.parametrize(
     ("kind", "name"),
-    [("estimator", "early_exit"), ("rate_target", "binomial"), ("agent", "uniform"), ("codec", "bytes")],
+    [
+        ("estimator", "early_exit"),
+        ("rate_target", "binomial"),
+        ("agent", "uniform"),
+        ("codec", "bytes"),
+    ],
 )
-def test_the_kind_of_a_registered_name_is_found(kind: str, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_kind_of_a_registered_name_is_found(
+    kind: str, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     run_command("check", [name])
     assert capsys.readouterr().out.startswith(f"{kind} {name}: no mistake was found\nchecked: ")
 
 
 def test_the_kind_of_a_class_is_found(capsys: pytest.CaptureFixture[str]) -> None:
     run_command("check", ["tokenv.agents.heuristic:Whitespace"])
-    assert capsys.readouterr().out.startswith("agent tokenv.agents.heuristic:Whitespace: no mistake was found\n")
+    assert capsys.readouterr().out.startswith(
+        "agent tokenv.agents.heuristic:Whitespace: no mistake was found\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -84,10 +102,16 @@ def test_the_kind_of_a_class_is_found(capsys: pytest.CaptureFixture[str]) -> Non
         (["rlo"], "'rlo' is unknown: did you mean 'rloo'"),
         (["rloo", "kind=estimater"], "kind = 'estimater': did you mean 'estimator'"),
         (["rloo", "gama=1"], "estimator.gama is no option"),
-        (["nowhere_at_all:x"], "cannot be imported: ModuleNotFoundError: No module named 'nowhere_at_all'"),
+        (
+            ["nowhere_at_all:x"],
+            "cannot be imported: ModuleNotFoundError: No module named 'nowhere_at_all'",
+        ),
         (["mine_checked:other"], "cannot be imported: AttributeError"),
         (["mine_checked:nothing"], "is 3: expected a class, or a function"),
-        (["mine_checked:Number"], "makes a Number: expected one of agent, estimator, rate_target, codec"),
+        (
+            ["mine_checked:Number"],
+            "makes a Number: expected one of agent, estimator, rate_target, codec",
+        ),
         (["mine_checked:right", "gama=1"], "gama is no option"),
     ],
 )

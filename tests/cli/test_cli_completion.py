@@ -28,7 +28,9 @@ def complete_line(line: str, folder: Path = ROOT) -> list[str]:
         "PYTHONPATH": str(ROOT),
     }
     command = [sys.executable, "-m", "tokenv"]
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, check=False, timeout=60)
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, check=False, timeout=60
+    )
     assert done.returncode == 0, done.stderr
     return [word.strip() for word in path.read_text().split("\n")] if path.exists() else []
 
@@ -68,7 +70,8 @@ def test_runs_are_found(tmp_path: Path) -> None:
 def test_completion_does_not_import_torch(tmp_path: Path) -> None:
     started = time.perf_counter()
     complete_line("tokenv train with train.sy", tmp_path)
-    assert time.perf_counter() - started < 3  # torch and TorchRL alone take longer on a busy machine
+    # torch and TorchRL alone take longer on a busy machine
+    assert time.perf_counter() - started < 3
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])

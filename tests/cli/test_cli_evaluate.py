@@ -15,7 +15,13 @@ def test_evaluate_and_generate(
     assert results["sampled"]["bits_per_byte"] > 0
     assert results["thresholded"]["boundary_rate"] <= results["sampled"]["boundary_rate"]
     Path("other.txt").write_bytes(b"abc" * 100)
-    elsewhere = ["with", f"run={trained}", "data.validation_source=other.txt", "sequences=6", "json=found.json"]
+    elsewhere = [
+        "with",
+        f"run={trained}",
+        "data.validation_source=other.txt",
+        "sequences=6",
+        "json=found.json",
+    ]
     other = run_command("evaluate", elsewhere)["sampled"]
     printed = capsys.readouterr().out
     assert "No standard error: all sequences are of one document" in printed
@@ -30,17 +36,30 @@ def test_evaluate_and_generate(
     monkeypatch.setattr("tokenv.data.corpus.load_corpus", None)  # the corpus is not read for it
     with pytest.raises(ValueError, match="a corpus of text has no test side"):
         run_command("evaluate", ["with", f"run={trained}", "split=test"])
-    wanted = ["with", f"run={trained}", "text=ab", "max_new_tokens=5", "temperature=0", "json=written.json"]
+    wanted = [
+        "with",
+        f"run={trained}",
+        "text=ab",
+        "max_new_tokens=5",
+        "temperature=0",
+        "json=written.json",
+    ]
     written = run_command("generate", wanted)
-    assert "".join(token["text"] for token in json.loads(Path("written.json").read_text())["tokens"]).startswith("ab")
+    assert "".join(
+        token["text"] for token in json.loads(Path("written.json").read_text())["tokens"]
+    ).startswith("ab")
     assert written.startswith("ab")
     assert len(written.encode()) >= 7
-    with pytest.raises(ValueError, match=r"writing 1,000,000,000,002 symbols would need at least .* GiB of memory"):
+    with pytest.raises(
+        ValueError, match=r"writing 1,000,000,000,002 symbols would need at least .* GiB of memory"
+    ):
         run_command("generate", ["with", f"run={trained}", "text=ab", "max_new_tokens=1e12"])
 
 
 def test_evaluate_at_the_exact_rate(trained: Path) -> None:
-    results = run_command("evaluate", ["with", f"run={trained}", "sequences=6", "batch_size=4", "calibrate=True"])
+    results = run_command(
+        "evaluate", ["with", f"run={trained}", "sequences=6", "batch_size=4", "calibrate=True"]
+    )
     plain = run_command("evaluate", ["with", f"run={trained}", "sequences=6", "batch_size=4"])
     assert results["sampled"] == plain["sampled"]
     assert results["calibrated"]["logit_bias"] != 0

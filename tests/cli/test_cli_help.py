@@ -34,7 +34,9 @@ def flat(values: dict, prefix: str = "") -> list[str]:
 
 def test_every_key_of_a_run_has_meaning_default_and_range() -> None:
     keys = {key.name: key for key in keys_of(Config)}
-    assert [name for name in keys if name not in ("imitation.teacher.name", "data.options")] == flat(Config().as_dict())
+    assert [
+        name for name in keys if name not in ("imitation.teacher.name", "data.options")
+    ] == flat(Config().as_dict())
     for key in keys.values():
         assert key.meaning, key
         assert key.expected, key
@@ -46,7 +48,9 @@ def test_every_key_of_a_run_has_meaning_default_and_range() -> None:
     assert keys["data.cut"].expected == "chunk or document"
     assert keys["hardware.precision"].expected == "auto, float32, bfloat16 or float64"
     assert keys["agent.name"].expected == "a name that tokenv list agents shows"
-    assert keys["model.pooling"].meaning.startswith("chunking of bytes to tokens and back: select (the paper's)")
+    assert keys["model.pooling"].meaning.startswith(
+        "chunking of bytes to tokens and back: select (the paper's)"
+    )
 
 
 def test_printed_defaults_are_the_defaults() -> None:
@@ -61,13 +65,15 @@ def test_printed_defaults_are_the_defaults() -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS.names())
-def test_help_names_every_key_of_a_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_names_every_key_of_a_command(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     print_help(command, summaries()[command])
     shown = capsys.readouterr().out
     keys = command_keys(command)
-    assert {"train": "resume", "compare": "jobs", "variance": "draws", "bench": "repeats"}.get(command, "run") in {
-        key.name for key in keys
-    }
+    assert {"train": "resume", "compare": "jobs", "variance": "draws", "bench": "repeats"}.get(
+        command, "run"
+    ) in {key.name for key in keys}
     for key in keys:
         assert re.search(rf"^  {re.escape(key.name)}( = |\s)", shown, re.MULTILINE), key
         assert key.meaning.split()[0] in shown
@@ -75,7 +81,9 @@ def test_help_names_every_key_of_a_command(command: str, capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize("command", FUNCTIONS)
-def test_help_of_a_command_without_keys_is_one_line(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_of_a_command_without_keys_is_one_line(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     print_help(command, summaries()[command])
     assert re.fullmatch(rf"tokenv {command}: .+\n", capsys.readouterr().out)
 
@@ -88,13 +96,22 @@ atexit.register(lambda: print("loaded:", [name for name in heavy if name in sys.
 sys.argv = ["tokenv", *{arguments!r}]
 runpy.run_module("tokenv", run_name="__main__")
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     return done.stdout.splitlines()[-1]
 
 
 @pytest.mark.parametrize(
     "arguments",
-    [["train", "--help"], ["evaluate", "-h"], ["bench", "help"], ["compare", "--help"], ["list"], ["--version"]],
+    [
+        ["train", "--help"],
+        ["evaluate", "-h"],
+        ["bench", "help"],
+        ["compare", "--help"],
+        ["list"],
+        ["--version"],
+    ],
     ids=" ".join,
 )
 def test_help_and_lists_load_nothing_heavy(arguments: list[str]) -> None:
@@ -108,7 +125,9 @@ def test_help_is_fast() -> None:
         times = []
         for _ in range(5):
             started = time.perf_counter()
-            subprocess.run([sys.executable, *words], cwd=ROOT, stdout=subprocess.DEVNULL, check=True)
+            subprocess.run(
+                [sys.executable, *words], cwd=ROOT, stdout=subprocess.DEVNULL, check=True
+            )
             times.append(time.perf_counter() - started)
         return min(times)
 
@@ -116,7 +135,9 @@ def test_help_is_fast() -> None:
 
 
 @pytest.mark.parametrize("word", ["--version", "-V", "version"])
-def test_version(word: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_version(
+    word: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(sys, "argv", ["tokenv", word])
     main.main()
     assert capsys.readouterr().out == f"tokenv {tokenv.__version__}\n"
@@ -124,7 +145,9 @@ def test_version(word: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
 
 def test_a_closed_pipe_is_not_an_error() -> None:
     program = f"{sys.executable} -m tokenv list | head -n 1"
-    done = subprocess.run(["bash", "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        ["bash", "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
+    )
     assert done.stderr == ""
 
 
@@ -176,8 +199,12 @@ def test_plugins_are_listed_and_broken_ones_are_named(
     """No plugin is imported: importing it would raise an error."""
     package = tmp_path / "plugin_package"
     package.mkdir()
-    (package / "__init__.py").write_text("raise SystemError('imported')\nfrom .tricks import Trick as Renamed\n")
-    (package / "tricks.py").write_text('class Trick:\n    """Does it\n    all.\n\n    And more."""\n')
+    (package / "__init__.py").write_text(
+        "raise SystemError('imported')\nfrom .tricks import Trick as Renamed\n"
+    )
+    (package / "tricks.py").write_text(
+        'class Trick:\n    """Does it\n    all.\n\n    And more."""\n'
+    )
     (package / "half.py").write_text("def half(\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     targets = {
@@ -206,4 +233,6 @@ def test_plugins_are_listed_and_broken_ones_are_named(
 def test_sentence_of_a_missing_module() -> None:
     with pytest.raises(LookupError, match="there is no module nowhere"):
         sentence("nowhere.at:all")
-    assert sentence("tokenv.agents.learned:Learned").startswith("Boundary logits from the byte representation")
+    assert sentence("tokenv.agents.learned:Learned").startswith(
+        "Boundary logits from the byte representation"
+    )

@@ -30,19 +30,30 @@ def test_every_command_has_a_line_and_every_experiment_its_command() -> None:
 
 @pytest.mark.parametrize(
     ("module", "arguments", "status"),
-    [("tokenv", [], 0), ("tokenv", ["--help"], 0), ("tokenv", ["help"], 0), ("tokenv", ["trian"], 2)],
+    [
+        ("tokenv", [], 0),
+        ("tokenv", ["--help"], 0),
+        ("tokenv", ["help"], 0),
+        ("tokenv", ["trian"], 2),
+    ],
 )
-def test_help_and_a_wrong_word_load_nothing_heavy(module: str, arguments: list[str], status: int) -> None:
+def test_help_and_a_wrong_word_load_nothing_heavy(
+    module: str, arguments: list[str], status: int
+) -> None:
     program = f"""
 import atexit, runpy, sys
 atexit.register(lambda: print("loaded:", [name for name in {HEAVY!r} if name in sys.modules]))
 sys.argv = ["tokenv", *{arguments!r}]
 runpy.run_module({module!r}, run_name="__main__")
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False
+    )
     assert done.returncode == status
     assert done.stdout.endswith("loaded: []\n")
-    expected = overview() if status == 0 else "tokenv: unknown command 'trian': did you mean 'train'?"
+    expected = (
+        overview() if status == 0 else "tokenv: unknown command 'trian': did you mean 'train'?"
+    )
     assert expected in done.stdout + done.stderr
 
 
@@ -51,7 +62,10 @@ runpy.run_module({module!r}, run_name="__main__")
     [
         (["trian"], "unknown command 'trian': did you mean 'train'?"),
         (["train", "quick"], "'quick' is none of print_config"),
-        (["train", "with", "quick", "--fast"], "cannot read 'with quick --fast': expected tokenv train with NAME"),
+        (
+            ["train", "with", "quick", "--fast"],
+            "cannot read 'with quick --fast': expected tokenv train with NAME",
+        ),
         (["train", "with", "quik"], "no configuration 'quik'"),
         (
             ["train", "with", "quick", "train.symbls=3"],
@@ -59,7 +73,10 @@ runpy.run_module({module!r}, run_name="__main__")
         ),
         (["train", "with", "data.source=pyhton"], "python"),
         (["train", "with", "agent.name=lerned"], "agent.name = 'lerned' is unknown"),
-        (["train", "with", "agent.nme=uniform"], "agent.nme is no option of agent 'learned': did you mean 'name'?"),
+        (
+            ["train", "with", "agent.nme=uniform"],
+            "agent.nme is no option of agent 'learned': did you mean 'name'?",
+        ),
         (["segment", "with", "run=runs/1"], "no complete checkpoint in runs/1"),
         (["segment", "with", "text=a"], "run is missing"),
         (["segment", "with", "run=runs/1", "file=no.txt"], "there is no such file"),

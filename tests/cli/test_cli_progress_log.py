@@ -39,7 +39,10 @@ def test_the_first_line_describes_the_run(trained: Path, capfd: pytest.CaptureFi
 
 
 def test_an_agent_that_does_not_learn_has_no_estimator(
-    tiny_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    tiny_words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
     words = [word for word in tiny_words if not word.startswith("agent.")]
@@ -48,29 +51,40 @@ def test_an_agent_that_does_not_learn_has_no_estimator(
 
 
 @pytest.mark.parametrize(
-    "line", [["generate", "max_new_tokens=20"], ["segment", "out=null"], ["evaluate", "sequences=4"]]
+    "line",
+    [["generate", "max_new_tokens=20"], ["segment", "out=null"], ["evaluate", "sequences=4"]],
 )
 def test_nothing_is_printed_twice(line: list[str], trained: Path) -> None:
     """Nor is Sacred's own log, which goes to the stderr of a process."""
     words = ["text=a_word_that_is_seen"] if line[0] != "evaluate" else []
     command = [sys.executable, "-m", "tokenv", line[0], "with", f"run={trained}", *words, line[1]]
     done = subprocess.run(
-        command, cwd=trained, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True
+        command,
+        cwd=trained,
+        env={"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
     )
     assert done.stderr == ""
     plain = done.stdout.replace("│", "")
     assert plain.count("a_word_that_is_seen") == len(words)
-    assert "bits_per_byte" not in plain or plain.count("bits_per_byte ") == 2  # sampled and thresholded
+    # sampled and thresholded
+    assert "bits_per_byte" not in plain or plain.count("bits_per_byte ") == 2
 
 
 def test_sacreds_own_log_is_printed_on_request(trained: Path) -> None:
     words = ["generate", "with", f"run={trained}", "text=a", "max_new_tokens=2", "-l", "INFO"]
     command = [sys.executable, "-m", "tokenv", *words]
-    done = subprocess.run(command, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        command, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=True
+    )
     assert "Completed after" in done.stderr
 
 
-def test_progress_lines(config: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_lines(
+    config: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     now = 0.0
     monkeypatch.setattr(train.time, "monotonic", lambda: now)
     log = train.ProgressLog(config, "bits_per_byte")
@@ -107,16 +121,21 @@ def test_the_speed_of_a_resumed_run_is_its_own(
     assert "32 bytes/s, 20 s left" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("seconds", "words"), [(59.4, "59 s"), (600, "10 min"), (3 * 3600, "3.0 h")])
+@pytest.mark.parametrize(
+    ("seconds", "words"), [(59.4, "59 s"), (600, "10 min"), (3 * 3600, "3.0 h")]
+)
 def test_durations(seconds: float, words: str) -> None:
     assert train._format_duration(seconds) == words
 
 
 def test_a_stored_configuration_trains_again(trained: Path) -> None:
     run_command("train", ["with", "runs/1/config.json", "seed=1"])
-    first, second = (json.loads((trained.parent / name / "config.json").read_text()) for name in "12")
+    first, second = (
+        json.loads((trained.parent / name / "config.json").read_text()) for name in "12"
+    )
     assert second == first | {"seed": 1}
-    run_command("train", ["with", f"resume={trained}/checkpoints/step-00000004"])  # its config.json names that
+    # its config.json names that
+    run_command("train", ["with", f"resume={trained}/checkpoints/step-00000004"])
     run_command("train", ["with", "runs/3/config.json", "-u"])
 
 

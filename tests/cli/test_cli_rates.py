@@ -16,7 +16,9 @@ FEW = ["sequences=6", "batch_size=6"]
 
 
 @pytest.fixture
-def ranged(train_once: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def ranged(
+    train_once: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Path:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(train_once("rate.min=0.1", "rate.max=0.6"), tmp_path / "runs")
     return tmp_path / "runs" / "1"
@@ -46,13 +48,18 @@ def test_a_run_with_a_range(ranged: Path, capsys: pytest.CaptureFixture[str]) ->
     budget = f"flops={told[1]['flops']}"
     (met,) = run_command("evaluate", ["with", f"run={ranged}", *FEW, budget, "out=null"])["points"]
     assert met["target_rate"] == pytest.approx(told[1]["boundary_rate"])
-    assert run_command("generate", ["with", f"run={ranged}", "text=ab", "max_new_tokens=20", budget]).startswith("ab")
+    assert run_command(
+        "generate", ["with", f"run={ranged}", "text=ab", "max_new_tokens=20", budget]
+    ).startswith("ab")
     run_command("segment", ["with", f"run={ranged}", "text=some text", "out=null", "rate=0.55"])
     assert capsys.readouterr().err == ""
     check_budgets(ranged)
     assert "warning: rate = 0.057971 is outside the range" in capsys.readouterr().err
     run_command("generate", ["with", f"run={ranged}", "text=ab", "max_new_tokens=2", "rate=0.05"])
-    assert "warning: rate = 0.05 is outside the range that this run was trained for" in capsys.readouterr().err
+    assert (
+        "warning: rate = 0.05 is outside the range that this run was trained for"
+        in capsys.readouterr().err
+    )
     assert run_command("evaluate", ["with", f"run={ranged}", *FEW, "calibrate=True"]).keys() == {
         *("sampled", "thresholded", "calibrated")
     }
@@ -71,14 +78,21 @@ def test_several_runs_on_one_text(ranged: Path, tiny_words: list[str]) -> None:
     alone = run_command("evaluate", ["with", *words, "out=null"])["points"]
     assert alone == found[:2]
     run_command("train", ["with", *tiny_words, "data.seq_len=16"])
-    with pytest.raises(UserError, match=r"other_runs: runs/3 has data\.seq_len = 16, and .* has 32: expected the same"):
+    with pytest.raises(
+        UserError,
+        match=r"other_runs: runs/3 has data\.seq_len = 16, and .* has 32: expected the same",
+    ):
         run_command("evaluate", ["with", *words, "other_runs=['runs/3']"])
-    with pytest.raises(UserError, match=r"other_runs = \['runs/2'\]: expected rates or flops beside it"):
+    with pytest.raises(
+        UserError, match=r"other_runs = \['runs/2'\]: expected rates or flops beside it"
+    ):
         run_command("evaluate", ["with", f"run={ranged}", "other_runs=['runs/2']"])
 
 
 def test_a_run_of_one_rate(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = run_command("evaluate", ["with", f"run={trained}", *FEW, "rates=[0.1, 0.4]", "out=null"])
+    found = run_command(
+        "evaluate", ["with", f"run={trained}", *FEW, "rates=[0.1, 0.4]", "out=null"]
+    )
     assert [p["way"] for p in found["points"]] == ["calibrated", "calibrated"]
     with pytest.raises(UserError, match=r"rate = 0\.3: this run was trained for one rate, 0\.2"):
         run_command("generate", ["with", f"run={trained}", "text=ab", "rate=0.3"])
@@ -89,7 +103,10 @@ def test_a_run_of_one_rate(trained: Path, capsys: pytest.CaptureFixture[str]) ->
     check_budgets(trained)
     capsys.readouterr()
     run_command("segment", ["with", f"run={trained}", f"text={'ab ' * 30}", "out=null", "tokens=1"])
-    assert "tokens = 1: no logit bias cuts this text into just so many; these are 4" in capsys.readouterr().err
+    assert (
+        "tokens = 1: no logit bias cuts this text into just so many; these are 4"
+        in capsys.readouterr().err
+    )
 
 
 def check_budgets(run: Path) -> None:
@@ -103,10 +120,15 @@ def check_budgets(run: Path) -> None:
         assert "".join(token["text"] for token in cut["tokens"]) == text
 
 
-def test_an_entropy_weight_is_compared_with_a_constant_bias(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_entropy_weight_is_compared_with_a_constant_bias(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     words = ["with", f"run={trained}", *FEW, "rates=[0.3]"]
     found = run_command("evaluate", [*words, "entropy_weight=[1]"])["points"]
-    assert [(p["way"], p["entropy_weight"]) for p in found] == [("calibrated", 0), ("entropy-weighted", 1)]
+    assert [(p["way"], p["entropy_weight"]) for p in found] == [
+        ("calibrated", 0),
+        ("entropy-weighted", 1),
+    ]
     assert found[1]["difference"] == pytest.approx(found[1]["loss"] - found[0]["loss"])
     shown = " ".join(capsys.readouterr().out.split())
     assert "entropy-weighted" in shown
@@ -122,7 +144,10 @@ def test_an_entropy_weight_is_compared_with_a_constant_bias(trained: Path, capsy
         (["rates=0.1"], "rates = 0.1: expected numbers, in a list"),
         (["rates=[0.1]", "flops=1e6"], "flops and rates: expected one of them"),
         (["entropy_weight=[1]"], r"entropy_weight = \[1\.0\]: expected rates or flops beside it"),
-        (["rates=[0.1]", "entropy_weight=[9]"], r"entropy_weight = \[9\.0\]: expected logits per nat, from -4 to 4"),
+        (
+            ["rates=[0.1]", "entropy_weight=[9]"],
+            r"entropy_weight = \[9\.0\]: expected logits per nat, from -4 to 4",
+        ),
         (["flops=-1"], r"flops = -1\.0: expected floating-point operations per symbol"),
         (["rates=[0.1]", "tasks=piqa"], "tasks are scored at a run's own rate"),
     ],

@@ -58,7 +58,9 @@ print([key for key in before if before[key] is not after.get(key)], settings == 
 """
     command = [sys.executable, "-c", program]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
     assert done.stdout.endswith("[] True\n"), done.stdout[-2000:] + done.stderr
     assert (tmp_path / "runs" / "1" / "metrics.json").is_file()
 
@@ -68,7 +70,11 @@ def test_a_run_does_not_take_the_folder_of_another(
 ) -> None:
     """Whether it is named, or a number that a database has given."""
     before = {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()}
-    for flags in (["--id", "1"], ["--id", "1", "-F", "runs"], ["--id", "1", "-F", "runs", "--queue"]):
+    for flags in (
+        ["--id", "1"],
+        ["--id", "1", "-F", "runs"],
+        ["--id", "1", "-F", "runs", "--queue"],
+    ):
         with pytest.raises(SystemExit):
             main(["train", "with", *tiny_words, *flags])
         said = capsys.readouterr().err
@@ -104,13 +110,19 @@ def test_a_run_has_the_number_after_the_largest(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("event", ["queued_event", "started_event"])
-def test_a_run_that_cannot_begin_leaves_no_folder(event: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_cannot_begin_leaves_no_folder(
+    event: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def full(*_: Any) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(observers, "write_atomically", full)
     observer = observers.FileStorage(tmp_path / "runs")
-    about: dict[str, Any] = {"ex_info": {"base_dir": str(tmp_path), "sources": []}, "host_info": {}, "meta_info": {}}
+    about: dict[str, Any] = {
+        "ex_info": {"base_dir": str(tmp_path), "sources": []},
+        "host_info": {},
+        "meta_info": {},
+    }
     about["_id"] = None
     now = datetime.now(UTC)
     about |= {
@@ -128,7 +140,8 @@ def test_a_checkout_of_another_user_is_not_an_error(
     tiny_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))  # where somebody may have told git to trust the checkout
+    # where somebody may have told git to trust the checkout
+    monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
     run_command("train", ["print_config", "with", *tiny_words])
     assert sacred._commit_of(ROOT) == (None, None, None)
@@ -199,12 +212,20 @@ def test_half_a_character_is_one_message(word: str) -> None:
 
 
 def test_bytes_that_were_typed_and_are_no_utf8_are_read(trained: Path) -> None:
-    assert run_command("segment", ["with", f"run={trained}", "text=a\udcff", "out=null"])["characters"] == 2
-    run_command("generate", ["with", f"run={trained}", "text=a\udcff", "stop=\udcff", "max_new_tokens=2"])
+    assert (
+        run_command("segment", ["with", f"run={trained}", "text=a\udcff", "out=null"])["characters"]
+        == 2
+    )
+    run_command(
+        "generate", ["with", f"run={trained}", "text=a\udcff", "stop=\udcff", "max_new_tokens=2"]
+    )
 
 
 def test_a_disk_that_is_full_while_sources_are_copied_is_one_message(
-    tiny_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tiny_words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     """There is no traceback, no incomplete source, and no folder of the run."""
     monkeypatch.chdir(tmp_path)
@@ -243,7 +264,9 @@ class NoMongo:
 
     @property
     def admin(self) -> Any:
-        raise self.errors.PyMongoError(f"{self.url}: Connection refused (and much more), Timeout: 5s, ...")
+        raise self.errors.PyMongoError(
+            f"{self.url}: Connection refused (and much more), Timeout: 5s, ..."
+        )
 
     MongoClient: Any
 
@@ -264,7 +287,8 @@ def test_a_database_that_does_not_answer_is_one_message(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "pymongo", NoMongo)  # type: ignore[misc]
-    monkeypatch.setitem(sys.modules, "sacred.observers.mongo", _MongoModule)  # which needs the real one
+    # which needs the real one
+    monkeypatch.setitem(sys.modules, "sacred.observers.mongo", _MongoModule)
     with pytest.raises(UserError, match=rf"--mongo_db {place}: {message}"):
         run_command("train", ["with", *tiny_words, "-m", place])
     assert not list(tmp_path.iterdir())

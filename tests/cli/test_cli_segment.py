@@ -21,23 +21,35 @@ def test_segment_writes_a_page(trained: Path, capsys: pytest.CaptureFixture[str]
     assert 1 <= result["boundaries"] <= len(text)
     assert result["characters"] == len(text)
     Path("text.bin").write_bytes(b"\xff\xfe plain")
-    run_command("segment", ["with", f"run={trained}", "file=text.bin", "out=other.html", "threshold=True"])
+    run_command(
+        "segment", ["with", f"run={trained}", "file=text.bin", "out=other.html", "threshold=True"]
+    )
     assert "\\xff" in Path("other.html").read_text()
     with pytest.raises(ValueError, match="the text is empty"):
         run_command("segment", ["with", f"run={trained}", "text="])
 
 
-def test_json_output_and_several_runs_side_by_side(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_output_and_several_runs_side_by_side(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     other = trained.with_name("other")
     shutil.copytree(trained, other)
-    words = [f"run={trained}", f"other_runs=['{other}']", "text=für alle", "json=cut.json", "threshold=True"]
+    words = [
+        f"run={trained}",
+        f"other_runs=['{other}']",
+        "text=für alle",
+        "json=cut.json",
+        "threshold=True",
+    ]
     run_command("segment", ["with", *words])
     told = json.loads(Path("cut.json").read_text())
     assert list(told) == [str(trained), str(other)]
     one = told[str(trained)]
     assert one == told[str(other)]
     assert "".join(token["text"] for token in one["tokens"]).encode() == "für alle".encode()
-    assert [token["start"] for token in one["tokens"][1:]] == [token["end"] for token in one["tokens"][:-1]]
+    assert [token["start"] for token in one["tokens"][1:]] == [
+        token["end"] for token in one["tokens"][:-1]
+    ]
     assert one["bytes"] == len(one["probability"]) == len(one["boundary"]) == len(one["bits"]) == 9
     page = Path("segments.html").read_text()
     assert page.count("<h2>") == 2
@@ -52,11 +64,15 @@ def test_a_long_text_is_cut_in_pages_and_short_in_the_terminal(
 ) -> None:
     monkeypatch.setattr(text_report, "PAGE_CHARACTERS", 40)
     text = "0123456789" * 10
-    run_command("segment", ["with", f"run={trained}", f"text={text}", "max_chars=30", "out=long.html"])
+    run_command(
+        "segment", ["with", f"run={trained}", f"text={text}", "max_chars=30", "out=long.html"]
+    )
     shown = capsys.readouterr().out
     assert "... and 70 characters more" in shown
     assert "page: long.html to long-3.html" in shown
-    first, second, third = (Path(name).read_text() for name in ("long.html", "long-2.html", "long-3.html"))
+    first, second, third = (
+        Path(name).read_text() for name in ("long.html", "long-2.html", "long-3.html")
+    )
     assert "long-2.html" in first
     assert "previous page" not in first
     assert "long.html" in second

@@ -68,13 +68,23 @@ def test_weights_and_biases_and_mlflow_get_all_metrics(
     monkeypatch.setitem(sys.modules, "mlflow", mlflow)
     run_command("train", ["with", *tiny_words, "-W", "mine", "-M", "mine"])
     ((_, begun),) = wandb.of("init")
-    assert (begun["project"], begun["name"], begun["config"]["rate"]) == ("mine", "tokenv-train-1", 0.2)
+    assert (begun["project"], begun["name"], begun["config"]["rate"]) == (
+        "mine",
+        "tokenv-train-1",
+        0.2,
+    )
     series = {name: zip(of["steps"], of["values"], strict=True) for name, of in stored().items()}
     values = [(name, step, value) for name, pairs in series.items() for step, value in pairs]
-    logged_values = [(name, logged["symbols"], logged[name]) for (logged,), _ in wandb.of("log") for name in logged]
+    logged_values = [
+        (name, logged["symbols"], logged[name])
+        for (logged,), _ in wandb.of("log")
+        for name in logged
+    ]
     assert sorted(each for each in logged_values if each[0] != "symbols") == sorted(values)
     assert wandb.calls[-1] == ("finish", (), {"exit_code": 0})
-    logged = [(name, more["step"], value) for (_, name, value), more in mlflow.calls.of("log_metric")]
+    logged = [
+        (name, more["step"], value) for (_, name, value), more in mlflow.calls.of("log_metric")
+    ]
     assert sorted(logged) == sorted(values)
     assert {run for (run, _, _), _ in mlflow.calls.of("log_metric")} == {"of mine"}
     assert mlflow.calls.calls[-1] == ("set_terminated", ("of mine", "FINISHED"), {})
@@ -92,12 +102,16 @@ class FakeMLflow:
 
     def set_experiment(self, name: str) -> Any:
         if name == "closed":
-            raise self.exceptions.MlflowException("The filesystem tracking backend is in maintenance mode")
+            raise self.exceptions.MlflowException(
+                "The filesystem tracking backend is in maintenance mode"
+            )
         return SimpleNamespace(experiment_id=name)
 
     def MlflowClient(self) -> Any:
         names = ("log_dict", "log_metric", "set_terminated")
-        return SimpleNamespace(create_run=self.create_run, **{name: getattr(self.calls, name) for name in names})
+        return SimpleNamespace(
+            create_run=self.create_run, **{name: getattr(self.calls, name) for name in names}
+        )
 
     def create_run(self, experiment_id: str, run_name: str) -> Any:
         assert run_name == "tokenv-train-1"
@@ -105,18 +119,25 @@ class FakeMLflow:
 
 
 def test_an_experiment_that_cannot_be_written_to_is_one_message(
-    tiny_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    tiny_words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setitem(sys.modules, "mlflow", FakeMLflow())
-    with pytest.raises(UserError, match="--mlflow closed: MLflow says: The filesystem tracking backend is"):
+    with pytest.raises(
+        UserError, match="--mlflow closed: MLflow says: The filesystem tracking backend is"
+    ):
         run_command("train", ["with", *tiny_words, "--mlflow", "closed"])
     assert caplog.text == ""
     assert not Path("runs/1").exists()
 
 
 @pytest.mark.slow
-def test_mlflows_database_has_one_run_with_all_metrics(tiny_words: list[str], tmp_path: Path) -> None:
+def test_mlflows_database_has_one_run_with_all_metrics(
+    tiny_words: list[str], tmp_path: Path
+) -> None:
     """And nothing in a second one, which MLflow's own functions would start in Sacred's thread."""
     pytest.importorskip("mlflow")
     pytest.importorskip("alembic")

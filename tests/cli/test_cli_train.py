@@ -34,9 +34,14 @@ def test_a_run_folder_is_complete(trained: Path) -> None:
     metrics = json.loads((trained / "metrics.json").read_text())
     assert metrics["train/bits_per_byte"]["steps"][-1] == 2560
     assert len(metrics["validation/bits_per_byte"]["values"]) == 3
-    assert json.loads((trained / "config.json").read_text())["agent"] == {"name": "learned", "window": 2}
+    assert json.loads((trained / "config.json").read_text())["agent"] == {
+        "name": "learned",
+        "window": 2,
+    }
     assert json.loads((trained / "run.json").read_text())["status"] == "COMPLETED"
-    sources = [path for path, _ in json.loads((trained / "run.json").read_text())["experiment"]["sources"]]
+    sources = [
+        path for path, _ in json.loads((trained / "run.json").read_text())["experiment"]["sources"]
+    ]
     for part in ("tokenv/lm/unet.py", "agents/learned.py", "estimators/recipes.py"):
         assert [path for path in sources if path.endswith(part)], part
     with Image.open(trained / "curves.png") as picture:
@@ -74,7 +79,9 @@ def test_resuming_a_finished_run_prints_its_results_again(trained: Path) -> None
 
 @pytest.mark.parametrize("status", ["RUNNING", "FAILED"])
 def test_a_run_killed_during_its_report_is_completed(status: str, trained: Path) -> None:
-    before, metrics = (json.loads((trained / name).read_text()) for name in ("run.json", "metrics.json"))
+    before, metrics = (
+        json.loads((trained / name).read_text()) for name in ("run.json", "metrics.json")
+    )
     del metrics["validation/bits_per_byte"]  # Sacred writes metrics every ten seconds
     (trained / "metrics.json").write_text(json.dumps(metrics))
     (trained / "curves.png").unlink()
@@ -100,23 +107,39 @@ def test_resume_rejects_other_settings(trained: Path) -> None:
         run_command("train", ["with", f"resume={trained}", "model.width=32"])
     with pytest.raises(ValueError, match="brings its own configuration: drop quick"):
         run_command("train", ["with", "quick", f"resume={trained}"])
-    with pytest.raises(FileNotFoundError, match=r"no complete checkpoint in .*runs with checkpoints are .*1"):
+    with pytest.raises(
+        FileNotFoundError, match=r"no complete checkpoint in .*runs with checkpoints are .*1"
+    ):
         run_command("train", ["with", "resume=runs/9"])
 
 
-def test_unobserved_runs_leave_nothing(tiny_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unobserved_runs_leave_nothing(
+    tiny_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     assert run_command("train", ["with", *tiny_words, "-u"])["bits_per_byte"] > 0
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("signals", [[signal.SIGINT], [signal.SIGTERM, signal.SIGINT, signal.SIGINT]])
+@pytest.mark.parametrize(
+    "signals", [[signal.SIGINT], [signal.SIGTERM, signal.SIGINT, signal.SIGINT]]
+)
 def test_stopping_saves_and_prints_how_to_resume(
     signals: list[signal.Signals], tiny_words: list[str], tmp_path: Path
 ) -> None:
-    command = [sys.executable, "-m", "tokenv", "train", "with", *tiny_words, "train.symbols=100000000"]
+    command = [
+        sys.executable,
+        "-m",
+        "tokenv",
+        "train",
+        "with",
+        *tiny_words,
+        "train.symbols=100000000",
+    ]
     environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
+    ) as process:
         deadline = time.monotonic() + 60
         while not list(tmp_path.glob("runs/1/checkpoints/step-*")) and time.monotonic() < deadline:
             time.sleep(0.2)

@@ -37,9 +37,25 @@ TEXT_KEYS = [
     *((Generate, key) for key in ("text", "stop")),
     *((Evaluate, key) for key in ("tasks", "data.source", "task_files.lambada")),
     *((Forecast, key) for key in ("csv", "out", "peers")),
-    *((Train, key) for key in ("resume", "data.source", "data.column", "init_from", "agent.name", "agent.pretrained")),
-    *((CompareOptions, key) for key in ("store", "reference", "common.data.source", "methods.a.agent.tokenizer")),
-    *((CompareOptions, key) for key in ("protocols.a.common.init_from", "protocols.a.reference", "only", "runs")),
+    *(
+        (Train, key)
+        for key in (
+            "resume",
+            "data.source",
+            "data.column",
+            "init_from",
+            "agent.name",
+            "agent.pretrained",
+        )
+    ),
+    *(
+        (CompareOptions, key)
+        for key in ("store", "reference", "common.data.source", "methods.a.agent.tokenizer")
+    ),
+    *(
+        (CompareOptions, key)
+        for key in ("protocols.a.common.init_from", "protocols.a.reference", "only", "runs")
+    ),
     *((VarianceOptions, key) for key in ("run", "reference", "data.source")),
     *((BenchOptions, key) for key in ("out", "data.source")),
     (Serve, "host"),
@@ -115,7 +131,9 @@ def test_lists_of_texts(word: str, texts: Any) -> None:
 def test_methods_of_odd_names_take_text(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_text("methods: {v1.5: {}}\n")
-    values, _ = parse_comparison_arguments([str(path), "methods.v1.5.data.source=1e3"], CompareOptions)
+    values, _ = parse_comparison_arguments(
+        [str(path), "methods.v1.5.data.source=1e3"], CompareOptions
+    )
     assert values["methods"]["v1.5"]["data"]["source"] == "1e3"
 
 
@@ -123,19 +141,30 @@ def test_text_options_of_sections_are_listed() -> None:
     """All other texts are choices, of which none looks like a number."""
     choices = {"pooling", "rounding", "align", "mode", "density"}
     found = {"name"}
-    tables = {"agent": AGENTS, "estimator": ESTIMATORS, "rate_target": RATE_TARGETS, "codec": CODECS}
+    tables = {
+        "agent": AGENTS,
+        "estimator": ESTIMATORS,
+        "rate_target": RATE_TARGETS,
+        "codec": CODECS,
+    }
     for section, table in tables.items():
         for name in table:
             for key, parameter in parameters(find(section, name, table)).items():
-                found |= {key} if re.search(r"\bstr\b|\bPath\b", str(parameter.annotation)) else set()
+                found |= (
+                    {key} if re.search(r"\bstr\b|\bPath\b", str(parameter.annotation)) else set()
+                )
     assert found - choices - {"train_tokenizer"} <= set(SECTION_TEXTS)
 
 
-def test_segment_cuts_the_text_that_was_typed(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_segment_cuts_the_text_that_was_typed(
+    trained: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(UserError, match=r'expected one of text="\.\.\." and file=PATH'):
         run_command("segment", ["with", f"run={trained}"])
     for text in ("1e3", "None", "'a b'"):
-        assert run_command("segment", ["with", f"run={trained}", f"text={text}", "out=null"])["characters"] == len(text)
+        assert run_command("segment", ["with", f"run={trained}", f"text={text}", "out=null"])[
+            "characters"
+        ] == len(text)
         assert text in capsys.readouterr().out.replace("│", "")
 
 
@@ -184,7 +213,9 @@ def test_help_lists_keys_before_flags(command: str, capsys: pytest.CaptureFixtur
 
 
 @pytest.fixture
-def run_wrong_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Any:
+def run_wrong_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> Any:
     """Return a function which runs a wrong command line and returns its stderr."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "short.txt").write_text("hi")
@@ -239,11 +270,17 @@ def test_a_comparison_of_one_runs_configuration_says_what_is_needed(run_wrong_li
 def test_a_comparison_file_is_named_as_it_can_be_typed(run_wrong_line: Any) -> None:
     Path("my").mkdir()
     Path("my/own.yaml").write_text(json.dumps({"methods": {"a": {}}}))
-    assert run_wrong_line("train with my/own.yaml")[0].endswith("expected tokenv compare with my/own.yaml")
-    assert run_wrong_line("train with compare-quick")[0].endswith("expected tokenv compare with compare-quick")
+    assert run_wrong_line("train with my/own.yaml")[0].endswith(
+        "expected tokenv compare with my/own.yaml"
+    )
+    assert run_wrong_line("train with compare-quick")[0].endswith(
+        "expected tokenv compare with compare-quick"
+    )
 
 
-def test_the_defaults_are_announced(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_defaults_are_announced(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Stop where training would begin."""
 
     def stop(*_: Any, **__: Any) -> None:
@@ -259,8 +296,12 @@ def test_the_defaults_are_announced(monkeypatch: pytest.MonkeyPatch, capsys: pyt
 
 
 @pytest.mark.parametrize("path", [".", "", "..", "folder", "gone/made", "pipe"])
-@pytest.mark.parametrize(("command", "key"), [("segment", "out"), ("segment", "json"), ("evaluate", "json")])
-def test_an_output_file_is_checked_before_the_work(path: str, command: str, key: str, run_wrong_line: Any) -> None:
+@pytest.mark.parametrize(
+    ("command", "key"), [("segment", "out"), ("segment", "json"), ("evaluate", "json")]
+)
+def test_an_output_file_is_checked_before_the_work(
+    path: str, command: str, key: str, run_wrong_line: Any
+) -> None:
     Path("folder").mkdir()
     os.mkfifo("pipe")
     more = " text=a" if command == "segment" else ""

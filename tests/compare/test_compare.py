@@ -30,7 +30,15 @@ from tokenv.compare.run_evaluation import (
 )
 from tokenv.compare.scheduler import run_all
 from tokenv.compare.store import find_run, finished_run, identity, read_run, same_runs
-from tokenv.config.files import COMMAND_OPTIONS, flatten, load_yaml, merge, named_configs, read_yaml, resolve
+from tokenv.config.files import (
+    COMMAND_OPTIONS,
+    flatten,
+    load_yaml,
+    merge,
+    named_configs,
+    read_yaml,
+    resolve,
+)
 from tokenv.core import checkpoints
 from tokenv.core.checkpoints import write_json
 from tokenv.core.conversion import from_dict
@@ -65,7 +73,10 @@ def test_from_nothing_to_the_report_and_again(comparison, capsys):
     first = run_command("compare", ["with", "both.yaml"])
     assert {told["method"] for told in first} == {"uniform", "learned"}
     assert "uniform" in capsys.readouterr().out
-    statuses = {path.parent.name: json.loads(path.read_text())["experiment"]["name"] for path in runs(comparison)}
+    statuses = {
+        path.parent.name: json.loads(path.read_text())["experiment"]["name"]
+        for path in runs(comparison)
+    }
     assert sorted(statuses.values()) == ["tokenv-compare", "tokenv-train", "tokenv-train"]
     (report,) = comparison.glob("runs/*/report.html")
     assert "learned" in report.read_text()
@@ -75,8 +86,14 @@ def test_from_nothing_to_the_report_and_again(comparison, capsys):
 
     assert run_command("compare", ["with", "both.yaml", "store=runs", "-F", "elsewhere"]) == first
     assert len(runs(comparison)) == 3
-    trained = [str(path.parent) for path in runs(comparison) if statuses[path.parent.name] == "tokenv-train"]
-    again = run_command("compare", ["with", f"runs={trained}", "passages=2", "bpe_vocabulary=260", "-u"])
+    trained = [
+        str(path.parent)
+        for path in runs(comparison)
+        if statuses[path.parent.name] == "tokenv-train"
+    ]
+    again = run_command(
+        "compare", ["with", f"runs={trained}", "passages=2", "bpe_vocabulary=260", "-u"]
+    )
     assert sorted(again, key=str) == sorted(first, key=str)
 
 
@@ -100,7 +117,10 @@ def test_a_failed_run_does_not_stop_the_others(comparison):
 @pytest.mark.slow
 def test_ctrl_c_saves_the_runs_that_are_going_on(comparison):
     """Both runs end as interrupted, with a checkpoint to go on from, though each would take an hour."""
-    endless = {"jobs": 2, "common": {"train": {"symbols": 10**9}, "checkpoint": {"every_symbols": 10**9}}}
+    endless = {
+        "jobs": 2,
+        "common": {"train": {"symbols": 10**9}, "checkpoint": {"every_symbols": 10**9}},
+    }
     options = resolve_comparison(["both.yaml"], endless)
 
     def under_way():
@@ -135,7 +155,12 @@ def test_runs_are_found_by_what_they_are(comparison, tiny_settings):
     assert found.finished
     assert found.folder == store / "1"
     assert identity(found.config) == identity(config)
-    assert find_run(resolve([], merge(tiny_settings, {"agent": {"name": "uniform"}, "seed": 1})), store) is None
+    assert (
+        find_run(
+            resolve([], merge(tiny_settings, {"agent": {"name": "uniform"}, "seed": 1})), store
+        )
+        is None
+    )
 
     def set_status(status):
         told = json.loads((store / "1" / "run.json").read_text())
@@ -184,16 +209,23 @@ def test_an_assessment_agrees_with_the_run_and_is_kept(comparison):
     path = folder / "assessment.json"
     sound = path.read_text()
     told = json.loads(sound)
-    path.write_text(json.dumps(told | {"loss": [told["loss"][0] + 1, *told["loss"][1:]]}))  # as by a flipped bit
+    # as by a flipped bit
+    path.write_text(json.dumps(told | {"loss": [told["loss"][0] + 1, *told["loss"][1:]]}))
     assert load_evaluation(folder, EvaluationRequest(1, 300)) is None
     assert found.learned is not None
     drawn = sum(share * rate for share, rate in found.learned.classes.values())
-    length = len(found.passages[0].action)  # the first byte of each sequence, where all draw a boundary, is left out
+    # the first byte of each sequence, where all draw a boundary, is left out
+    length = len(found.passages[0].action)
     assert drawn == pytest.approx((found.boundary_rate * length - 1) / (length - 1))
-    earlier = {name: value for name, value in told.items() if name not in ("learned", "of", "sha256")}
+    earlier = {
+        name: value for name, value in told.items() if name not in ("learned", "of", "sha256")
+    }
     path.write_text(json.dumps(earlier))
-    assert load_evaluation(folder, EvaluationRequest(1, 300)) is None  # without a digest it is measured again
-    for name, value in itertools.product(told.keys() - {"of", "sha256"}, (None, 3, "x", [1], {"a": [1]}, [[2]], {})):
+    # without a digest it is measured again
+    assert load_evaluation(folder, EvaluationRequest(1, 300)) is None
+    for name, value in itertools.product(
+        told.keys() - {"of", "sha256"}, (None, 3, "x", [1], {"a": [1]}, [[2]], {})
+    ):
         keep_values(told | {name: value}, folder)
         read = load_evaluation(folder, EvaluationRequest(1, 300))
         assert read is None or from_dict(RunEvaluation, asdict(read)) == read, (name, value)
@@ -231,12 +263,20 @@ def test_mistakes_are_told(comparison):
     train(agent={"name": "uniform"})
     train(agent={"name": "uniform"}, data={"seq_len": 48}, seed=1)
     evaluation_request = EvaluationRequest(0, 260)
-    some = [load_compared_run(finished_run(comparison / "runs" / name), evaluation_request) for name in ("1", "2")]
+    some = [
+        load_compared_run(finished_run(comparison / "runs" / name), evaluation_request)
+        for name in ("1", "2")
+    ]
     with pytest.raises(ValueError, match="are the same run, seed included"):
         group_into_methods(some)
     with pytest.raises(ValueError, match="measured on different held-out text"):
-        run_command("compare", ["with", "runs=['runs/1', 'runs/3']", "passages=0", "bpe_vocabulary=260", "-u"])
-    with pytest.raises(ValueError, match="there is no training run; expected the folder of a finished one"):
+        run_command(
+            "compare",
+            ["with", "runs=['runs/1', 'runs/3']", "passages=0", "bpe_vocabulary=260", "-u"],
+        )
+    with pytest.raises(
+        ValueError, match="there is no training run; expected the folder of a finished one"
+    ):
         run_command("compare", ["with", "runs=['runs/9']", "-u"])
     assert read_run(comparison / "nowhere") is None
 
@@ -248,12 +288,21 @@ def test_mistakes_are_told(comparison):
         (["both.yaml", "jobs=0"], "jobs = 0: expected a whole number of at least 1"),
         (["both.yaml", "seeds=[]"], "seeds is empty"),
         (["both.yaml", "seeds=['a']"], "expected whole numbers"),
-        (["both.yaml", "seeds=3"], r"seeds=3: expected a list, such as seeds=\[0,1,2\]; seeds=\[3\] is one seed"),
+        (
+            ["both.yaml", "seeds=3"],
+            r"seeds=3: expected a list, such as seeds=\[0,1,2\]; seeds=\[3\] is one seed",
+        ),
         (["both.yaml", "tune_seeds=7"], r"tune_seeds=7: expected a list"),
         (["both.yaml", "only=other"], "only names 'other'"),
         (["both.yaml", "metods.a.rate=0.1"], "unknown key metods: did you mean 'methods'"),
-        (["both.yaml", "methods.learned.agent.windw=3"], "methods.learned: agent.windw is no option"),
-        (["both.yaml", "methods.learned.rat=3"], "methods.learned: unknown key rat: did you mean 'rate'"),
+        (
+            ["both.yaml", "methods.learned.agent.windw=3"],
+            "methods.learned: agent.windw is no option",
+        ),
+        (
+            ["both.yaml", "methods.learned.rat=3"],
+            "methods.learned: unknown key rat: did you mean 'rate'",
+        ),
         (["both.yaml", "common.rat=3"], "common: unknown key rat"),
         (["tiny.yaml"], "is the configuration of one run, and a comparison needs methods"),
     ],
@@ -273,11 +322,15 @@ def test_runs_go_where_the_flag_says_unless_a_store_is_named(comparison, monkeyp
 
 
 def test_a_comparison_is_no_training_run(comparison):
-    with pytest.raises(ValueError, match="is a comparison of several runs: expected tokenv compare with both"):
+    with pytest.raises(
+        ValueError, match="is a comparison of several runs: expected tokenv compare with both"
+    ):
         run_command("train", ["with", "both.yaml"])
 
 
-@pytest.mark.parametrize("name", [name for name, path in named_configs().items() if "methods" in load_yaml(path)])
+@pytest.mark.parametrize(
+    "name", [name for name, path in named_configs().items() if "methods" in load_yaml(path)]
+)
 def test_comparisons_that_come_with_tokenv_can_be_built(name):
     from tokenv.compare.command import check_methods
 
@@ -285,5 +338,8 @@ def test_comparisons_that_come_with_tokenv_can_be_built(name):
 
 
 def test_the_aspect_study_is_that_of_the_single_configurations():
-    found = {task.method: identity(task.config) for task in resolve_comparison(["aspect"], {}).make_tasks()}
+    found = {
+        task.method: identity(task.config)
+        for task in resolve_comparison(["aspect"], {}).make_tasks()
+    }
     assert found == {f"n={n}": identity(resolve([f"aspect-{n}"], {})) for n in (2, 4, 6)}

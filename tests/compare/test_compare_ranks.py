@@ -82,7 +82,9 @@ def test_what_a_rank_has_said_is_told(place: Path, tiny_settings: dict[str, Any]
 
 
 @pytest.mark.parametrize("killed", [0, 1])
-def test_a_rank_that_is_killed_is_lost_and_no_failure(killed: int, place: Path, tiny_settings: dict[str, Any]) -> None:
+def test_a_rank_that_is_killed_is_lost_and_no_failure(
+    killed: int, place: Path, tiny_settings: dict[str, Any]
+) -> None:
     job = make_job(place, tiny_settings, ENDLESS)
     with ThreadPoolExecutor(1) as pool:
         result = pool.submit(job)
@@ -93,7 +95,9 @@ def test_a_rank_that_is_killed_is_lost_and_no_failure(killed: int, place: Path, 
         timer.cancel()
 
 
-def test_two_ranks_finish_a_run_and_one_finds_it(place: Path, tiny_settings: dict[str, Any]) -> None:
+def test_two_ranks_finish_a_run_and_one_finds_it(
+    place: Path, tiny_settings: dict[str, Any]
+) -> None:
     assert make_job(place, tiny_settings, {})() == JobResult("finished", "1")
     (place / "work" / "0").rename(place / "work" / "two")
     assert make_job(place, tiny_settings, {}, ranks=1)() == JobResult("finished", "1")

@@ -36,24 +36,36 @@ def test_a_run_at_rates_is_measured_as_evaluate_does_and_kept(tiny_settings, tmp
     few = tiny_settings | {"validation": tiny_settings["validation"] | {"sequences": 6}}
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(few))
     run_command("train", ["with", "tiny.yaml", "rate.min=0.1", "rate.max=0.6"])
-    folder, evaluation_request = tmp_path / "runs" / "1", EvaluationRequest(0, 260, rates=[0.3, 0.15])
+    folder, evaluation_request = (
+        tmp_path / "runs" / "1",
+        EvaluationRequest(0, 260, rates=[0.3, 0.15]),
+    )
     found = evaluate_run(folder, evaluation_request)
     trained = load_run(str(folder), "latest")
     both = split_for_calibration(load_corpus(trained.config.data), 6)
     options = EvalOptions(trained.config.validation.batch_size)
-    points = rate_curve(trained.components, trained.config, evaluation_request.rates, *both, options)
+    points = rate_curve(
+        trained.components, trained.config, evaluation_request.rates, *both, options
+    )
     assert [(at.way, at.asked) for at in found.at_rates] == [
         *(("told", 0.3), ("calibrated", 0.3), ("told", 0.15), ("calibrated", 0.15))
     ]
     for at, point in zip(found.at_rates, points, strict=True):
-        assert (at.rate, at.flops, at.logit_bias) == (point.boundary_rate, point.flops, point.logit_bias)
+        assert (at.rate, at.flops, at.logit_bias) == (
+            point.boundary_rate,
+            point.flops,
+            point.logit_bias,
+        )
         assert np.mean(at.loss) == pytest.approx(point.loss, rel=1e-12)
     assert load_evaluation(folder, evaluation_request) == found
     assert load_evaluation(folder, EvaluationRequest(0, 260)) is None
     path = folder / "assessment.json"
     stored = json.loads(path.read_text())
-    path.write_text(json.dumps({name: value for name, value in stored.items() if name not in ("of", "sha256")}))
-    assert load_evaluation(folder, evaluation_request) is None  # without a digest it is measured again
+    path.write_text(
+        json.dumps({name: value for name, value in stored.items() if name not in ("of", "sha256")})
+    )
+    # without a digest it is measured again
+    assert load_evaluation(folder, evaluation_request) is None
     check_halves(trained)
 
 
@@ -61,7 +73,9 @@ def check_halves(trained):
     """Where all held-out sequences are measured, the second half of them is calibrated on."""
     corpus = load_corpus(trained.config.data)
     batch = corpus.validation()
-    config = replace(trained.config, validation=replace(trained.config.validation, sequences=len(batch)))
+    config = replace(
+        trained.config, validation=replace(trained.config.validation, sequences=len(batch))
+    )
     found = at_rates(trained.components, config, (0.2,), corpus)
     half = len(batch) // 2
     options = EvalOptions(config.validation.batch_size)
@@ -69,7 +83,9 @@ def check_halves(trained):
     assert [len(at.loss) for at in found] == [half, half]
     assert [at.logit_bias for at in found] == [point.logit_bias for point in points]
     every = {"document": [*range(len(batch))], "loss": [0.0] * len(batch)}
-    table = tabulate_rates({"one": {0: replace(a_method("one").runs[0].evaluation, at_rates=found, **every)}})
+    table = tabulate_rates(
+        {"one": {0: replace(a_method("one").runs[0].evaluation, at_rates=found, **every)}}
+    )
     assert list(table.way) == ["calibrated", "told"]
     assert list(table.loss) == pytest.approx([np.mean(at.loss) for at in reversed(found)])
 
@@ -96,7 +112,9 @@ def losses_at(shift, seed, way):
     found = []
     for asked in ASKED:
         loss = common.normal(2 - asked, 0.3, SEQUENCES) + shift + noise.normal(0, 0.01, SEQUENCES)
-        found.append(RateEvaluation(way, asked, asked + 0.001 * seed, 1e5 * (1 + asked), 0.1, loss.tolist()))
+        found.append(
+            RateEvaluation(way, asked, asked + 0.001 * seed, 1e5 * (1 + asked), 0.1, loss.tolist())
+        )
     return found
 
 
@@ -105,7 +123,10 @@ def with_rates(method, found):
     common = {"document": list(range(SEQUENCES))}
     runs = [
         replace(
-            run, evaluation=replace(run.evaluation, at_rates=found(run.seed), loss=[run.loss] * SEQUENCES, **common)
+            run,
+            evaluation=replace(
+                run.evaluation, at_rates=found(run.seed), loss=[run.loss] * SEQUENCES, **common
+            ),
         )
         for run in method.runs
     ]
@@ -118,17 +139,27 @@ def three():
         a_method("every <b>", 2.0, seeds=3),
         lambda seed: [*losses_at(1.0, seed + 1, "told"), *losses_at(0.0, seed + 1, "calibrated")],
     )
-    one = with_rates(a_method("one", 2.05, seeds=3), lambda seed: losses_at(0.05, seed + 4, "calibrated"))
+    one = with_rates(
+        a_method("one", 2.05, seeds=3), lambda seed: losses_at(0.05, seed + 4, "calibrated")
+    )
     own = with_rates(
         a_method("whitespace", 2.1, seeds=3),
-        lambda seed: [RateEvaluation("own", 0.15 + seed / 100, 0.15 + seed / 100, 1.2e5, 0.0, [2.0] * SEQUENCES)],
+        lambda seed: [
+            RateEvaluation(
+                "own", 0.15 + seed / 100, 0.15 + seed / 100, 1.2e5, 0.0, [2.0] * SEQUENCES
+            )
+        ],
     )
     return compared([every, one, own], "every <b>")
 
 
 def compared(methods, reference):
-    evaluations = {method.name: {run.seed: run.evaluation for run in method.runs} for method in methods}
-    return a_comparison(methods, rates=tabulate_rates(evaluations, reference), rates_reference=reference)
+    evaluations = {
+        method.name: {run.seed: run.evaluation for run in method.runs} for method in methods
+    }
+    return a_comparison(
+        methods, rates=tabulate_rates(evaluations, reference), rates_reference=reference
+    )
 
 
 def test_methods_are_compared_with_the_reference_at_every_rate(three):
@@ -142,19 +173,33 @@ def test_methods_are_compared_with_the_reference_at_every_rate(three):
     assert (own.asked, own.drawn, own.difference) == (pytest.approx(0.16), pytest.approx(0.16), "")
     losses = {
         method.name: np.array(
-            [[at.loss for at in run.evaluation.at_rates if at.way == "calibrated"] for run in method.runs]
+            [
+                [at.loss for at in run.evaluation.at_rates if at.way == "calibrated"]
+                for run in method.runs
+            ]
         )
         for method in three.methods[:2]
     }
     scores = [
-        [Scores(losses[name][:, place], np.arange(SEQUENCES), (0, 1, 2)) for name in ("one", "every <b>")]
+        [
+            Scores(losses[name][:, place], np.arange(SEQUENCES), (0, 1, 2))
+            for name in ("one", "every <b>")
+        ]
         for place in range(len(ASKED))
     ]
     wanted = [estimate_difference(*pair) for pair in scores]
     for row, each, p_holm in zip(
-        rates.loc[[4, 5]].itertuples(), wanted, adjust_p_values([each.p for each in wanted]), strict=True
+        rates.loc[[4, 5]].itertuples(),
+        wanted,
+        adjust_p_values([each.p for each in wanted]),
+        strict=True,
     ):
-        assert (row.difference, row.low, row.high, row.p) == (each.mean, each.low, each.high, each.p)
+        assert (row.difference, row.low, row.high, row.p) == (
+            each.mean,
+            each.low,
+            each.high,
+            each.p,
+        )
         errors = (row.difference_seed_error, row.difference_document_error)
         assert errors == (each.seed_error, each.document_error)
         assert (row.p_holm, row.verdict) == (p_holm, "worse")
@@ -163,7 +208,9 @@ def test_methods_are_compared_with_the_reference_at_every_rate(three):
 
 def test_the_reference_is_the_one_named_or_else_the_first_with_a_range(three):
     every, one, own = three.methods
-    ranged = [replace(run, config=replace(run.config, rate=RateRange(0.1, 0.6))) for run in every.runs]
+    ranged = [
+        replace(run, config=replace(run.config, rate=RateRange(0.1, 0.6))) for run in every.runs
+    ]
     methods = {"one": one.runs, "every": ranged, "again": ranged, "whitespace": own.runs}
     for against, wanted in (("", "every"), ("one", "one"), ("unknown", "every")):
         made = build_comparison(methods, "", {}, reference=against)

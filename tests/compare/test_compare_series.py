@@ -37,7 +37,8 @@ def store(series_settings, tmp_path, monkeypatch):
     value_L2[generator.random((300, 2)) < 0.3] = np.nan
     value_L2[200:230, 0] = np.nan  # windows differ much in how many values count
     lines = [
-        ",".join([str(step), *("" if math.isnan(v) else str(v) for v in row)]) for step, row in enumerate(value_L2)
+        ",".join([str(step), *("" if math.isnan(v) else str(v) for v in row)])
+        for step, row in enumerate(value_L2)
     ]
     (tmp_path / "holes.csv").write_text("\n".join(["date,a,b", *lines]))
     return tmp_path / "runs"
@@ -58,7 +59,9 @@ def test_two_runs_compared_from_end_to_end(store, capsys):
     words = ["runs=['runs/1', 'runs/2']", "passages=2"]
     told = run_command("compare", ["with", *words])
     losses = {one["method"]: one["loss"] for one in told}
-    assert losses == pytest.approx({"uniform": results[0]["nats_per_value"], "learned": results[1]["nats_per_value"]})
+    assert losses == pytest.approx(
+        {"uniform": results[0]["nats_per_value"], "learned": results[1]["nats_per_value"]}
+    )
     shown = capsys.readouterr().out
     assert "nats per value" in shown
     assert "test" in shown
@@ -73,7 +76,9 @@ def test_two_runs_compared_from_end_to_end(store, capsys):
         assert float(row["change_points_f1"]) == pytest.approx(result["boundary_f1"])
         assert float(row["change_points_recall"]) == pytest.approx(result["boundary_recall"])
         assert math.isfinite(float(row["test_nats_per_value"]))
-    assert {row["steps"] for row in table(report, "patch-lengths.csv")} == {str(n) for n in range(1, 65)}
+    assert {row["steps"] for row in table(report, "patch-lengths.csv")} == {
+        str(n) for n in range(1, 65)
+    }
     pictures = {path.name for path in report.glob("*.png")}
     assert {"loss-steps.png", "patch-lengths.png", "window-1.png", "window-2.png"} <= pictures
     body = (report / "report.html").read_text().partition("</style>")[2]
@@ -94,12 +99,16 @@ def test_shares_of_windows_with_holes_average_to_the_runs_loss(store, joint):
     assert found.loss_early == pytest.approx(result["nats_per_value_early"], rel=1e-12)
     assert found.boundary_rate == pytest.approx(result["boundary_rate"])
     assert found.agreement == {}  # nobody knows this recording's change points
-    assert len(found.loss) > len(set(found.document)) or joint  # columns at the same time are one group
+    # columns at the same time are one group
+    assert len(found.loss) > len(set(found.document)) or joint
     assert any(None in value for window in found.windows for value in window.value)
     assert load_evaluation(store / "1", EvaluationRequest(2, 260)) == found
 
 
-@given(st.lists(st.tuples(st.floats(-1e3, 1e3), st.integers(0, 50)), min_size=1, max_size=9), st.integers(1, 50))
+@given(
+    st.lists(st.tuples(st.floats(-1e3, 1e3), st.integers(0, 50)), min_size=1, max_size=9),
+    st.integers(1, 50),
+)
 def test_shares_average_to_the_ratio_of_the_sums(rows, loss_mask):
     """Whatever a sequence's own ratio is; one without anything that counts has none."""
     late_B, counted_B = torch.tensor([*rows, (1.0, loss_mask)], dtype=torch.float64).T
@@ -115,7 +124,9 @@ def test_the_test_loss_is_a_mean_over_all_test_values(store):
     trained = load_run("runs/1", "latest")
     test = load_series(trained.config.data).test(trained.config.validation.sequences)
     nats = loss_mask = 0.0
-    for td in held_out_rollouts(trained.components, test, EvalOptions(trained.config.validation.batch_size)):
+    for td in held_out_rollouts(
+        trained.components, test, EvalOptions(trained.config.validation.batch_size)
+    ):
         nats -= td[keys.LOG_LIKELIHOOD].double().sum().item()
         loss_mask += trained.components.lm.codec.loss_mask(td["next", keys.SYMBOL]).sum().item()
     assert found.loss_test == pytest.approx(nats / loss_mask, rel=1e-9)
@@ -135,25 +146,37 @@ def test_text_and_series_are_refused_before_anything_is_measured(store, tiny_set
     (store.parent / "text.yaml").write_text(yaml.safe_dump(tiny_settings))
     train(agent={"name": "uniform"})
     train("text.yaml", agent={"name": "uniform"})
-    with pytest.raises(ValueError, match=r"runs/1 is of series and runs/2 of text: expected runs of one data\.kind"):
+    with pytest.raises(
+        ValueError, match=r"runs/1 is of series and runs/2 of text: expected runs of one data\.kind"
+    ):
         run_command("compare", ["with", "runs=['runs/1', 'runs/2']", "-u"])
     assert not list(store.glob("*/assessment.json"))
 
-    methods = {"patches": {}, "tokens": {"data": tiny_settings["data"] | {"kind": "text"}, "codec": {"name": "bytes"}}}
+    methods = {
+        "patches": {},
+        "tokens": {"data": tiny_settings["data"] | {"kind": "text"}, "codec": {"name": "bytes"}},
+    }
     values = {"base": "tiny.yaml", "seeds": [0], "methods": methods}
     (store.parent / "both.yaml").write_text(yaml.safe_dump(values))
-    with pytest.raises(ValueError, match=r"methods\.patches is of series and methods\.tokens of text"):
+    with pytest.raises(
+        ValueError, match=r"methods\.patches is of series and methods\.tokens of text"
+    ):
         run_command("compare", ["with", "both.yaml", "-u"])
 
 
 def test_other_windows_and_other_units_are_refused(store):
     train(agent={"name": "uniform"})
     train(agent={"name": "uniform"}, data={"options": {"floor": 0.2}})
-    first, second = (load_compared_run(finished_run(store / name), EvaluationRequest(0, 260)) for name in ("1", "2"))
+    first, second = (
+        load_compared_run(finished_run(store / name), EvaluationRequest(0, 260))
+        for name in ("1", "2")
+    )
     with pytest.raises(ValueError, match="measured on different held-out series"):
         build_comparison({"a": [first], "b": [second]}, "title", {})
     other = replace(first, evaluation=replace(first.evaluation, unit="nats_per_symbol"))
-    with pytest.raises(ValueError, match=r"is measured in nats per symbol and .* in nats per value"):
+    with pytest.raises(
+        ValueError, match=r"is measured in nats per symbol and .* in nats per value"
+    ):
         build_comparison({"a": [first], "b": [other]}, "title", {})
 
 

@@ -33,8 +33,12 @@ def test_the_documents_error_is_the_bootstraps():
     document_B = np.repeat(np.arange(40), GENERATOR.integers(1, 6, 40))
     value_B = GENERATOR.normal(size=40)[document_B] + 0.3 * GENERATOR.normal(size=len(document_B))
     total_C, count_C = np.bincount(document_B, value_B), np.bincount(document_B)
-    drawn = stats.bootstrap((total_C, count_C), lambda t, c, axis: t.sum(axis) / c.sum(axis), paired=True, rng=0)
-    assert clustered_standard_error(value_B, document_B) == pytest.approx(drawn.standard_error, rel=0.1)
+    drawn = stats.bootstrap(
+        (total_C, count_C), lambda t, c, axis: t.sum(axis) / c.sum(axis), paired=True, rng=0
+    )
+    assert clustered_standard_error(value_B, document_B) == pytest.approx(
+        drawn.standard_error, rel=0.1
+    )
     assert (
         clustered_standard_error(value_B, np.arange(len(value_B))) < drawn.standard_error
     )  # those of one are not independent
@@ -53,7 +57,9 @@ def test_unequal_documents_have_bell_and_mccaffreys_error_and_degrees(lengths):
     form_CB = form_CB @ (np.eye(len(document_B)) - 1 / len(document_B)) / len(document_B)
     form_CB /= np.sqrt(1 - share_C)[:, None]
     square_CC = form_CB @ form_CB.T
-    assert clustered_standard_error(value_B, document_B) == pytest.approx(np.linalg.norm(form_CB @ value_B))
+    assert clustered_standard_error(value_B, document_B) == pytest.approx(
+        np.linalg.norm(form_CB @ value_B)
+    )
     degrees = np.trace(square_CC) ** 2 / np.trace(square_CC @ square_CC)
     assert clustered_degrees_of_freedom(document_B) == pytest.approx(degrees)
     if len(set(lengths)) == 1:
@@ -70,19 +76,24 @@ def test_pairing_takes_out_what_all_methods_find_hard():
     document_B = np.arange(200)
     hard_B = GENERATOR.normal(2.0, 0.5, 200)
     first, second = (
-        Scores(hard_B + shift + 0.01 * GENERATOR.normal(size=(3, 200)), document_B, (0, 1, 2)) for shift in (0, 0.1)
+        Scores(hard_B + shift + 0.01 * GENERATOR.normal(size=(3, 200)), document_B, (0, 1, 2))
+        for shift in (0, 0.1)
     )
     found = estimate_difference(first, second)
     assert found.mean == pytest.approx(-0.1, abs=0.01)
     assert found.document_error < 0.01 < first.document_error
     assert found.verdict == "better"
-    assert describe_difference("a", "b", found, "bits per byte").startswith("a is better than b by 0.")
+    assert describe_difference("a", "b", found, "bits per byte").startswith(
+        "a is better than b by 0."
+    )
     assert estimate_difference(second, first).verdict == "worse"
 
 
 @settings(deadline=None, max_examples=20)
 @given(st.integers(2, 5), st.integers(2, 5), st.floats(0.01, 1), st.floats(0.01, 1))
-def test_other_seeds_are_compared_as_welch_does(first_seeds, second_seeds, first_spread, second_spread):
+def test_other_seeds_are_compared_as_welch_does(
+    first_seeds, second_seeds, first_spread, second_spread
+):
     generator = np.random.default_rng(first_seeds * 7 + second_seeds)
     document_B = np.arange(4)
     # No sequence differs from another: all that is uncertain is the seed.
@@ -108,14 +119,17 @@ def test_the_same_seeds_are_paired(common, spread):
     # The second method has one more seed, which nothing is compared with, and its runs in another order.
     more_S = np.concatenate([second_S[::-1], [[100.0]]])
     found = estimate_difference(
-        Scores(first_S.repeat(4, 1), document_B, seeds), Scores(more_S.repeat(4, 1), document_B, (*seeds[::-1], 99))
+        Scores(first_S.repeat(4, 1), document_B, seeds),
+        Scores(more_S.repeat(4, 1), document_B, (*seeds[::-1], 99)),
     )
     test = stats.ttest_rel(first_S[:, 0], second_S[:, 0])
     assert (found.low, found.high) == pytest.approx(tuple(test.confidence_interval(0.95)), abs=1e-6)
     assert found.p == pytest.approx(test.pvalue)
 
 
-@pytest.mark.parametrize(("first_seeds", "second_seeds"), [((0,), (0,)), ((0,), (0, 1, 2)), ((0,), (7, 8))])
+@pytest.mark.parametrize(
+    ("first_seeds", "second_seeds"), [((0,), (0,)), ((0,), (0, 1, 2)), ((0,), (7, 8))]
+)
 def test_one_seed_never_decides(first_seeds, second_seeds):
     document_B = np.arange(100)
     first, second = (
@@ -126,7 +140,9 @@ def test_one_seed_never_decides(first_seeds, second_seeds):
     found = estimate_difference(first, second)
     assert math.isnan(found.seed_error)
     assert math.isnan(found.p)
-    assert found.high - found.low == pytest.approx(2 * stats.t.ppf(0.975, 99) * found.document_error)
+    assert found.high - found.low == pytest.approx(
+        2 * stats.t.ppf(0.975, 99) * found.document_error
+    )
     assert found.low < found.mean < found.high < 0
     assert found.verdict == (-found).verdict == "not separable"
     # A seed that is easy for all must not make the method that has no other look better.
@@ -139,7 +155,9 @@ def test_one_seed_never_decides(first_seeds, second_seeds):
 
 
 @settings(deadline=None, max_examples=50)
-@given(st.integers(2, 4), st.integers(1, 6), st.floats(0, 1), st.integers(10, 60), st.integers(0, 1000))
+@given(
+    st.integers(2, 4), st.integers(1, 6), st.floats(0, 1), st.integers(10, 60), st.integers(0, 1000)
+)
 def test_more_agreeing_seeds_never_lose_a_verdict(seeds, more, spread, documents, draw):
     generator = np.random.default_rng(draw)
     document_B = np.arange(documents)
@@ -161,18 +179,31 @@ def test_more_agreeing_seeds_never_lose_a_verdict(seeds, more, spread, documents
 
 def test_a_seed_that_only_one_more_pair_shares_takes_no_verdict():
     document_B, seeds = np.arange(50), ((0, 1), (2, 3), (2, 3, 0))
-    losses = [GENERATOR.normal(level, 0.01, (len(each), 50)) for level, each in zip((0, 1, 1), seeds, strict=True)]
-    first, second, more = (Scores(loss, document_B, each) for loss, each in zip(losses, seeds, strict=True))
-    assert estimate_difference(first, second).verdict == estimate_difference(first, more).verdict == "better"
+    losses = [
+        GENERATOR.normal(level, 0.01, (len(each), 50))
+        for level, each in zip((0, 1, 1), seeds, strict=True)
+    ]
+    first, second, more = (
+        Scores(loss, document_B, each) for loss, each in zip(losses, seeds, strict=True)
+    )
+    assert (
+        estimate_difference(first, second).verdict
+        == estimate_difference(first, more).verdict
+        == "better"
+    )
 
 
 @given(st.lists(st.floats(0, 1), max_size=6))
 def test_holms_correction_is_the_closed_test_of_bonferronis(p):
     """An hypothesis falls where every set that it is in falls, each by its smallest p-value times its size."""
     everyone = range(len(p))
-    sets = [chosen for size in range(1, len(p) + 1) for chosen in itertools.combinations(everyone, size)]
+    sets = [
+        chosen for size in range(1, len(p) + 1) for chosen in itertools.combinations(everyone, size)
+    ]
     value = {chosen: min(1.0, len(chosen) * min(p[i] for i in chosen)) for chosen in sets}
-    assert adjust_p_values(p) == pytest.approx([max(value[chosen] for chosen in sets if i in chosen) for i in everyone])
+    assert adjust_p_values(p) == pytest.approx(
+        [max(value[chosen] for chosen in sets if i in chosen) for i in everyone]
+    )
 
 
 def test_pairs_of_one_seed_are_not_counted():
@@ -181,23 +212,30 @@ def test_pairs_of_one_seed_are_not_counted():
     found = apply_holm({"ab": pair, "ac": replace(pair, p=0.001), "bc": alone})
     assert [found[name].p_holm for name in ("ab", "ac")] == pytest.approx([0.02, 0.002])
     assert math.isnan(found["bc"].p_holm)
-    assert "p = 0.001, after Holm's correction 0.002" in describe_difference("a", "c", found["ac"], "bits per byte")
+    assert "p = 0.001, after Holm's correction 0.002" in describe_difference(
+        "a", "c", found["ac"], "bits per byte"
+    )
 
 
 def test_plain_arrays_give_the_numbers_of_a_report():
     """Scores by document with lengths, by sequence with documents, and a whole comparison agree."""
     length_C = np.array([1, 3, 2, 5, 1, 4])
     document_B = np.repeat(np.arange(len(length_C)), length_C)
-    losses = {name: GENERATOR.normal(place, 1, (3, len(document_B))) for place, name in enumerate("abc")}
+    losses = {
+        name: GENERATOR.normal(place, 1, (3, len(document_B))) for place, name in enumerate("abc")
+    }
     measured = {}
     for name, loss_SB in losses.items():
         runs = a_method(name, seeds=3).runs
         own = [{"loss": loss_B.tolist(), "document": document_B.tolist()} for loss_B in loss_SB]
         measured[name] = [
-            replace(run, evaluation=replace(run.evaluation, **each)) for run, each in zip(runs, own, strict=True)
+            replace(run, evaluation=replace(run.evaluation, **each))
+            for run, each in zip(runs, own, strict=True)
         ]
     report = build_comparison(measured, "", {}, reference="b")
-    table = tokenv.compare_scores(losses, documents=[f"file {i}" for i in document_B], reference="b")
+    table = tokenv.compare_scores(
+        losses, documents=[f"file {i}" for i in document_B], reference="b"
+    )
     assert table.differences.keys() == report.differences.keys()
     for pair, each in table.differences.items():
         np.testing.assert_equal(vars(each), vars(report.differences[pair]))
@@ -212,31 +250,52 @@ def test_plain_arrays_give_the_numbers_of_a_report():
     assert list(table.pairs.loc[("a", "b")])[-1] == report.differences["a", "b"].verdict
     assert table.pairs.p_holm.notna().tolist() == [True, False, True]
     by_document = {
-        name: np.stack([np.bincount(document_B, row) / length_C for row in loss_SB]) for name, loss_SB in losses.items()
+        name: np.stack([np.bincount(document_B, row) / length_C for row in loss_SB])
+        for name, loss_SB in losses.items()
     }
     weighted = tokenv.compare_scores(by_document, lengths=length_C, reference="b")
     numbers = [name for name in table.pairs if name != "verdict"]
-    np.testing.assert_allclose(weighted.pairs[numbers].astype(float), table.pairs[numbers].astype(float))
+    np.testing.assert_allclose(
+        weighted.pairs[numbers].astype(float), table.pairs[numbers].astype(float)
+    )
     np.testing.assert_allclose(weighted.methods, table.methods)
 
 
 def test_a_baseline_has_no_seeds_and_is_compared_with_methods_alone():
     losses = {name: GENERATOR.normal(0, 1, (2, 9)) for name in "ab"}
-    table = compare_scores(losses | {"naive": np.ones(9), "zero": np.zeros(9)}, seeds={"a": (3, 4), "b": (4, 5)})
+    table = compare_scores(
+        losses | {"naive": np.ones(9), "zero": np.zeros(9)}, seeds={"a": (3, 4), "b": (4, 5)}
+    )
     assert list(table.methods.seeds) == [2, 2, 0, 0]
-    assert list(table.pairs.index) == [("a", "b"), ("a", "naive"), ("a", "zero"), ("b", "naive"), ("b", "zero")]
+    assert list(table.pairs.index) == [
+        ("a", "b"),
+        ("a", "naive"),
+        ("a", "zero"),
+        ("b", "naive"),
+        ("b", "zero"),
+    ]
     same = compare_scores({"a": losses["a"], "naive": np.ones((2, 9))}).differences["a", "naive"]
     assert replace(table.differences["a", "naive"], p_holm=same.p_holm) == same
-    assert table.differences["a", "b"].mean == pytest.approx(losses["a"].mean() - losses["b"].mean())
+    assert table.differences["a", "b"].mean == pytest.approx(
+        losses["a"].mean() - losses["b"].mean()
+    )
 
 
 @pytest.mark.parametrize(
     ("scores", "options", "message"),
     [
-        ({"a": [[1.0, 2.0]], "b": [[1.0]]}, {}, r"scores\['b'\] has shape \(1, 1\): expected \[seeds, 2\]"),
+        (
+            {"a": [[1.0, 2.0]], "b": [[1.0]]},
+            {},
+            r"scores\['b'\] has shape \(1, 1\): expected \[seeds, 2\]",
+        ),
         ({"a": [[1.0, 2.0]]}, {"documents": [0]}, "documents has 1 values: expected 2"),
         ({"a": [[1.0, 2.0]]}, {"lengths": [1, 2, 3]}, "lengths has 3 values: expected 2"),
-        ({"a": [[1.0], [2.0]]}, {"seeds": {"a": [1, 1]}}, r"seeds\['a'\] = \(1, 1\): expected 2 different ones"),
+        (
+            {"a": [[1.0], [2.0]]},
+            {"seeds": {"a": [1, 1]}},
+            r"seeds\['a'\] = \(1, 1\): expected 2 different ones",
+        ),
         ({"a": [[1.0]]}, {"reference": "b"}, "reference = 'b': expected one of a"),
     ],
 )
@@ -247,7 +306,10 @@ def test_arrays_which_cannot_be_compared_are_refused(scores, options, message):
 
 def test_the_statistics_need_no_torch():
     program = (
-        "import sys, tokenv; tokenv.compare_scores; print([m for m in ('torch', 'matplotlib') if m in sys.modules])"
+        "import sys, tokenv; tokenv.compare_scores; "
+        "print([name for name in ('torch', 'matplotlib') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True
+    )
     assert done.stdout.strip() == "[]"

@@ -53,18 +53,24 @@ def test_losses_at_equal_flops_are_on_the_curves(factor: float) -> None:
     assert find_losses_at_equal_flops(a_comparison([cheap, spending("other", 1.9, 1.04)])) is None
 
 
-def test_the_headline_gives_the_ratio_of_flops_and_warns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_headline_gives_the_ratio_of_flops_and_warns(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     comparison = a_comparison([spending("cheap", 2.0, 1.0), spending("dear", 1.9, 2.8)])
     headline, _, warning, equal = describe_result(comparison)[:4]
     assert headline.endswith(", with 2.80 times the FLOPs of cheap.")
-    assert warning.startswith("Warning: FLOPs differ by more than 5%, from 1e6 (cheap) to 2.8e6 (dear)")
+    assert warning.startswith(
+        "Warning: FLOPs differ by more than 5%, from 1e6 (cheap) to 2.8e6 (dear)"
+    )
     assert "With 1e6 FLOPs each, cheap was lowest, 0.5429 below dear" in equal
     assert "schedules were not finished" in equal
     page = Page(comparison_page(comparison, {}))
     assert {"at 1.00e6 FLOPs", "2.0000", "2.5429"} <= set(page.cells)
     write_tables(comparison, tmp_path)
     first = rows(tmp_path / "methods.csv")[0]
-    assert float(first["validation_bits_per_byte_at_equal_flops"]) == pytest.approx(1.9 + 1 - 1 / 2.8)
+    assert float(first["validation_bits_per_byte_at_equal_flops"]) == pytest.approx(
+        1.9 + 1 - 1 / 2.8
+    )
     assert float(rows(tmp_path / "pairs.csv")[0]["flops_ratio"]) == pytest.approx(1 / 2.8)
     print_comparison(comparison)
     assert "Warning: FLOPs differ" in capsys.readouterr().out
@@ -83,11 +89,18 @@ def test_without_a_curve_that_begins_early_enough_only_the_warning_is_given() ->
 def learned_twice() -> Comparison:
     """Return a comparison of REINFORCE with gamma = 0.9 and of RLOO, which has been given no gamma."""
     methods = []
-    for name, estimator in (("base", {"name": "reinforce", "gamma": 0.9}), ("rloo", {"name": "rloo"})):
+    for name, estimator in (
+        ("base", {"name": "reinforce", "gamma": 0.9}),
+        ("rloo", {"name": "rloo"}),
+    ):
         method = a_method(name)
-        runs = [replace(run, config=Config(seed=run.seed, estimator=estimator)) for run in method.runs]
+        runs = [
+            replace(run, config=Config(seed=run.seed, estimator=estimator)) for run in method.runs
+        ]
         methods.append(replace(method, runs=runs))
-    return a_comparison(methods, given_up=["rloo: estimator rloo gives up gamma=0.9 of the base (rloo's own: 0.99)"])
+    return a_comparison(
+        methods, given_up=["rloo: estimator rloo gives up gamma=0.9 of the base (rloo's own: 0.99)"]
+    )
 
 
 def test_options_in_which_methods_differ_are_shown_with_their_defaults(
@@ -100,7 +113,10 @@ def test_options_in_which_methods_differ_are_shown_with_their_defaults(
     write_tables(comparison, tmp_path)
     shown = {row["method"]: row for row in rows(tmp_path / "options.csv")}
     assert (shown["base"]["estimator.gamma"], shown["rloo"]["estimator.gamma"]) == ("0.9", "0.99")
-    assert (shown["base"]["estimator.num_samples"], shown["rloo"]["estimator.num_samples"]) == ("", "2")
+    assert (shown["base"]["estimator.num_samples"], shown["rloo"]["estimator.num_samples"]) == (
+        "",
+        "2",
+    )
     print_comparison(comparison)
     assert "0.99: rloo" in capsys.readouterr().out
 
@@ -116,11 +132,17 @@ def test_complete_options_are_those_with_which_a_class_is_built(name: str) -> No
 @pytest.mark.parametrize(
     ("changes", "sentence"),
     [
-        ({"estimator": {"name": "rloo"}}, "estimator rloo gives up gamma=0.9 of the base (rloo's own: 0.99)"),
+        (
+            {"estimator": {"name": "rloo"}},
+            "estimator rloo gives up gamma=0.9 of the base (rloo's own: 0.99)",
+        ),
         ({"estimator": {"name": "rloo", "gamma": 0.9}}, None),
         ({"estimator": {"name": "rloo", "gamma": 1.0}}, None),  # chosen
         ({"agent": {"name": "uniform"}}, None),  # it has none of the options
-        ({"agent": {"name": "exact_count"}}, "agent exact_count gives up window=1 of the base (exact_count's own: 8)"),
+        (
+            {"agent": {"name": "exact_count"}},
+            "agent exact_count gives up window=1 of the base (exact_count's own: 8)",
+        ),
     ],
 )
 def test_what_naming_another_class_gives_up(changes: dict[str, Any], sentence: str | None) -> None:
@@ -153,7 +175,9 @@ def small_text(folder: Path, size: int) -> Path:
 def two_lines(folder: Path) -> list[str]:
     """Return the comparison which the page on getting started shows for a text of one's own."""
     (line,) = [
-        line for line in (ROOT / "docs/start.md").read_text().splitlines() if "compare-quick common.data" in line
+        line
+        for line in (ROOT / "docs/start.md").read_text().splitlines()
+        if "compare-quick common.data" in line
     ]
     return shlex.split(line.replace("book.txt", str(small_text(folder, 200))))[1:]
 
@@ -167,14 +191,17 @@ def test_a_method_that_does_not_learn_is_measured_on_the_same_half(
     config = resolve([], merge(tiny_settings, {"agent": {"name": "uniform"}, "data": data}))
     train(config, tmp_path / "run" / "checkpoints", lambda *_: None, resume=None)
     plain, calibrated = (
-        _measure(tmp_path / "run", EvaluationRequest(0, 300, calibrate)) for calibrate in (False, True)
+        _measure(tmp_path / "run", EvaluationRequest(0, 300, calibrate))
+        for calibrate in (False, True)
     )
     assert 1 < len(plain.loss) <= config.validation.sequences
     assert calibrated.loss == plain.loss[: len(plain.loss) // 2]
 
 
 @pytest.mark.slow
-def test_a_small_text_of_ones_own_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_small_text_of_ones_own_is_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Methods which learn and those which do not are measured on the same half of its few held-out sequences."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -195,12 +222,18 @@ def test_too_small_a_text_and_unequal_data_are_refused_before_training(
     monkeypatch.chdir(tmp_path)
     small_text(tmp_path, 12)
     data = {"source": "book.txt", "seq_len": 128, "validation": 0.4}
-    values = {"common": tiny_settings | {"data": data}, "methods": {"one": {}, "two": {"seed": 0}}, "seeds": [0]}
+    values = {
+        "common": tiny_settings | {"data": data},
+        "methods": {"one": {}, "two": {"seed": 0}},
+        "seeds": [0],
+    }
     check_methods(resolve_comparison([], {**values}))
     with pytest.raises(UserError, match=r"book.txt has 1: expected two or more"):
         check_methods(resolve_comparison([], {**values, "calibrate": True}))
     values["methods"] = {"one": {}, "two": {"validation": {"sequences": 5}}}
     Path("two.yaml").write_text(yaml.safe_dump(values))
-    with pytest.raises(UserError, match=r"methods.one and methods.two would be measured on different held-out text"):
+    with pytest.raises(
+        UserError, match=r"methods.one and methods.two would be measured on different held-out text"
+    ):
         run_command("compare", ["with", "two.yaml"])
     assert not list(tmp_path.glob("runs/*/config.json"))

@@ -80,7 +80,9 @@ def test_a_changed_configuration_is_noticed(
     refused(store, capsys, rf"config\.json has {told}")
 
 
-def test_a_run_that_is_not_at_its_end_is_not_finished(store: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_is_not_at_its_end_is_not_finished(
+    store: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     (last,) = sorted((store / "0" / "checkpoints").glob("step-*"))[-1:]
     change(last / "state.json", symbols=256)
     write_digests(last)

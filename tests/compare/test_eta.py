@@ -34,9 +34,13 @@ def test_of_runs_at_one_pace_it_is_exact(
         eta.start(number, 0.0)
         eta.update(number, seen, start)
         eta.update(number, seen + 1, start + seconds)
-    assert math.isclose(eta.remaining_of(0), (symbols - seen - 1) * seconds, rel_tol=1e-6, abs_tol=1e-6)
+    assert math.isclose(
+        eta.remaining_of(0), (symbols - seen - 1) * seconds, rel_tol=1e-6, abs_tol=1e-6
+    )
     whole = 8 * symbols - at_once * (seen + 1)
-    assert math.isclose(eta.remaining(), max(whole * seconds / at_once, symbols * seconds), rel_tol=1e-6)
+    assert math.isclose(
+        eta.remaining(), max(whole * seconds / at_once, symbols * seconds), rel_tol=1e-6
+    )
 
 
 def test_methods_differ_and_what_is_finished_counts_as_a_whole() -> None:
@@ -72,6 +76,7 @@ def test_a_runs_start_and_end_take_no_longer_for_more_symbols(
     eta.start(0, 0.0)
     eta.update(0, 1, seconds)
     eta.update(0, some - 1, seconds * (some - 1))
-    eta.finish(0, seconds * (some - 1) + beside)  # what it saw before its first sign of life counts as seen
+    # what it saw before its first sign of life counts as seen
+    eta.finish(0, seconds * (some - 1) + beside)
     expected = seconds * many + max(beside, 0.0)
     assert math.isclose(eta.remaining_of(1), expected, rel_tol=1e-6)

@@ -88,7 +88,11 @@ def table(of: CompareOptions) -> dict[str, Any]:
             (
                 run.evaluation.loss,
                 run.evaluation.boundary_rate,
-                {name: told for name, told in run.history.items() if name != "train/symbols_per_second"},
+                {
+                    name: told
+                    for name, told in run.history.items()
+                    if name != "train/symbols_per_second"
+                },
             )
             for run in method.runs
         ]
@@ -117,7 +121,9 @@ def of_local() -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_every_executor_gives_the_same_table(executor: str, place: Path, of_local: dict[str, Any]) -> None:
+def test_every_executor_gives_the_same_table(
+    executor: str, place: Path, of_local: dict[str, Any]
+) -> None:
     """Check that a second comparison trains nothing, and that a failed run does not stop the others."""
     broken = {"broken": {"agent": {"name": "broken:Broken"}}}
     of = options(executor, methods=broken)
@@ -125,9 +131,12 @@ def test_every_executor_gives_the_same_table(executor: str, place: Path, of_loca
     assert failed == {"broken, seed 0": "OSError: the disk is full"}
     assert [folder is None for folder in folders] == [False, False, True]
     trained = len(list(stored_runs(place / "runs")))
-    of_local |= {} if of_local else table(options("local", store="runs" if executor == "local" else "here"))
+    of_local |= (
+        {} if of_local else table(options("local", store="runs" if executor == "local" else "here"))
+    )
     assert table(options(executor)) == of_local
-    assert table(options("dask:127.0.0.1:1")) == of_local  # nobody is asked where nothing is missing
+    # nobody is asked where nothing is missing
+    assert table(options("dask:127.0.0.1:1")) == of_local
     assert len(list(stored_runs(place / "runs"))) == trained
     assert nothing_is_left(place / "runs")
 
@@ -230,7 +239,9 @@ def test_jobs_go_through_slurms_own_commands(
     (place / "bin").mkdir()
     for name, program in SLURM.items():
         path = place / "bin" / name
-        path.write_text(f"#!{sys.executable}\nimport pathlib\nhere = pathlib.Path({str(place)!r})\n{program}")
+        path.write_text(
+            f"#!{sys.executable}\nimport pathlib\nhere = pathlib.Path({str(place)!r})\n{program}"
+        )
         path.chmod(0o755)
     monkeypatch.setenv("PATH", str(place / "bin"), prepend=":")
     (place / "gpu.yaml").write_text("partition: gpu\ntimeout_min: 90\n")
@@ -243,7 +254,9 @@ def test_jobs_go_through_slurms_own_commands(
 
 
 @pytest.mark.slow
-def test_two_comparisons_with_different_executors_train_each_run_once(executor: str, place: Path) -> None:
+def test_two_comparisons_with_different_executors_train_each_run_once(
+    executor: str, place: Path
+) -> None:
     with ThreadPoolExecutor(2) as pool:
         both = [pool.submit(table, options(kind, common=LONG)) for kind in (executor, "local")]
         one, other = (each.result() for each in both)
@@ -307,7 +320,9 @@ def test_what_is_wrong_with_an_executor_is_told_before_work_starts(
     assert not (place / "runs").exists()
 
 
-def test_a_run_that_only_others_can_read_has_failed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_that_only_others_can_read_has_failed(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tokenv.compare.job.Job.__call__", lambda _: JobResult("finished", "99"))
     monkeypatch.setattr("tokenv.compare.scheduler.VISIBLE_SECONDS", 0)
     of = options("local", only=["uniform"])
@@ -316,18 +331,26 @@ def test_a_run_that_only_others_can_read_has_failed(place: Path, monkeypatch: py
     assert "runs/99 is said to be finished, but cannot be read here" in failed["uniform, seed 0"]
 
 
-def test_a_run_that_is_lost_every_time_has_failed(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tokenv.compare.job.Job.__call__", lambda _: JobResult("lost", "killed by signal 9"))
+def test_a_run_that_is_lost_every_time_has_failed(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "tokenv.compare.job.Job.__call__", lambda _: JobResult("lost", "killed by signal 9")
+    )
     of = options("local", only=["uniform"])
     failed = {"uniform, seed 0": "killed by signal 9, 3 times in a row"}
     assert run_all(list(of.make_tasks()), of, progress=False) == ([None], failed)
 
 
-def test_a_scheduler_that_is_gone_ends_the_comparison(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_scheduler_that_is_gone_ends_the_comparison(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def refuse(_: CompareOptions) -> None:
         raise UserError("no scheduler answers")
 
-    monkeypatch.setattr("tokenv.compare.job.Job.__call__", lambda _: JobResult("lost", "killed by signal 9"))
+    monkeypatch.setattr(
+        "tokenv.compare.job.Job.__call__", lambda _: JobResult("lost", "killed by signal 9")
+    )
     monkeypatch.setattr("tokenv.compare.scheduler.check_executor", refuse)
     of = options("local", only=["uniform"])
     with pytest.raises(RunFailedError, match="no scheduler answers; the same command goes on"):
@@ -360,11 +383,15 @@ def test_a_scheduler_that_is_none_is_told_of_soon(place: Path) -> None:
     assert not (place / "runs").exists()
 
 
-@pytest.mark.parametrize(("executor", "package"), [("dask:a:1", "distributed"), ("slurm:slurm.yaml", "submitit")])
+@pytest.mark.parametrize(
+    ("executor", "package"), [("dask:a:1", "distributed"), ("slurm:slurm.yaml", "submitit")]
+)
 def test_an_extra_that_is_missing_is_named(
     executor: str, package: str, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(UserError, match=rf"takes the package {package} .*pip install 'tokenv\[{executor[:4]}"):
+    with pytest.raises(
+        UserError, match=rf"takes the package {package} .*pip install 'tokenv\[{executor[:4]}"
+    ):
         run_command("compare", ["with", "both.yaml", f"executor={executor}"])
     assert not (place / "runs").exists()

@@ -25,13 +25,18 @@ def forecasts(offset=0.0, horizon=8, seed=0):
     """Errors of made-up forecasts: of the method larger by ``offset``, of its peers always the same."""
     dice = np.random.default_rng(seed)
     common_W = np.random.default_rng(99).gamma(2.0, 0.2, WINDOWS)
-    error = {name: (common_W + offset + 0.01 * dice.normal(size=WINDOWS)).tolist() for name in ("mse", "mae", "crps")}
+    error = {
+        name: (common_W + offset + 0.01 * dice.normal(size=WINDOWS)).tolist()
+        for name in ("mse", "mae", "crps")
+    }
     peers = {
         name: {score: (common_W + more).tolist() for score in ("mse", "mae")}
         for name, more in (("last value", 3.0), ("dlinear", 0.05))
     }
     inside = np.full(WINDOWS, 0.75).tolist()
-    return Forecasts(horizon, 100, [w // 4 for w in range(WINDOWS)], error | {"inside": inside}, peers)
+    return Forecasts(
+        horizon, 100, [w // 4 for w in range(WINDOWS)], error | {"inside": inside}, peers
+    )
 
 
 def methods(**offsets):
@@ -41,7 +46,10 @@ def methods(**offsets):
         made = of_series(a_method(name))
         runs = [
             replace(
-                run, evaluation=replace(run.evaluation, forecast=forecasts(offset + 0.001 * run.seed, seed=run.seed))
+                run,
+                evaluation=replace(
+                    run.evaluation, forecast=forecasts(offset + 0.001 * run.seed, seed=run.seed)
+                ),
             )
             for run in made.runs
         ]
@@ -64,10 +72,13 @@ def test_pairs_are_those_of_the_windows_and_seeds(compared):
     found = compared.forecasts
     assert list(found.table.forecaster) == ["learned", "dlinear", "fixed", "last value"]
     learned, fixed = (
-        np.array([run.evaluation.forecast.error["mse"] for run in method.runs]) for method in compared.methods
+        np.array([run.evaluation.forecast.error["mse"] for run in method.runs])
+        for method in compared.methods
     )
     cluster_W = np.arange(WINDOWS) // 4
-    expected = estimate_difference(Scores(learned, cluster_W, (0, 1)), Scores(fixed, cluster_W, (0, 1)))
+    expected = estimate_difference(
+        Scores(learned, cluster_W, (0, 1)), Scores(fixed, cluster_W, (0, 1))
+    )
     pair = found.differences["mse"]["learned", "fixed"]
     assert (pair.mean, pair.seed_error, pair.low, pair.p) == (
         expected.mean,
@@ -92,16 +103,21 @@ def test_pairs_are_those_of_the_windows_and_seeds(compared):
 def test_a_report_shows_methods_and_peers(compared, tmp_path, monkeypatch):
     def drawn(comparison):
         """Nothing else, which takes long."""
-        return {"forecasts": draw_forecasts(comparison.forecasts, {})} if comparison.forecasts else {}
+        return (
+            {"forecasts": draw_forecasts(comparison.forecasts, {})} if comparison.forecasts else {}
+        )
 
     monkeypatch.setattr("tokenv.compare.report.page.draw_pictures", drawn)
     page = Page(comparison_page(compared, drawn(compared)))
     assert "Forecasts of 8 steps, 40 of 100 test windows" in page.headings
     assert {"MSE ± seeds", "80% interval holds", "skill: dlinear", "75.0%"} <= set(page.cells)
     paths = write_reports({"a": compared, "b": compared}, tmp_path)
-    assert {"forecasts.csv", "1-a-forecasts.csv", "1-a-forecast-pairs.csv", "1-a-forecasts.png"} <= {
-        path.name for path in paths
-    }
+    assert {
+        "forecasts.csv",
+        "1-a-forecasts.csv",
+        "1-a-forecast-pairs.csv",
+        "1-a-forecasts.png",
+    } <= {path.name for path in paths}
     every = rows(tmp_path / "forecasts.csv")
     assert [row["forecaster"] for row in every] == 2 * ["learned", "dlinear", "fixed", "last value"]
     best = compared.forecasts.table.loc[0]
@@ -112,16 +128,27 @@ def test_a_report_shows_methods_and_peers(compared, tmp_path, monkeypatch):
     assert len(pairs) == 3 * 5
     summary = Page((tmp_path / "report.html").read_text())
     assert "Forecasts of test windows" in summary.headings
-    bare = a_comparison([replace(method, runs=of_series(a_method("m")).runs) for method in compared.methods])
-    assert not [path for path in write_reports({"": bare}, tmp_path / "bare") if "forecast" in path.name]
+    bare = a_comparison(
+        [replace(method, runs=of_series(a_method("m")).runs) for method in compared.methods]
+    )
+    assert not [
+        path for path in write_reports({"": bare}, tmp_path / "bare") if "forecast" in path.name
+    ]
 
 
 def test_runs_that_forecast_other_windows_are_refused():
     (one,), (other,) = methods(learned=0.0), methods(fixed=0.2)
-    runs = [replace(run, evaluation=replace(run.evaluation, forecast=forecasts(horizon=4))) for run in other.runs]
-    with pytest.raises(UserError, match=r"forecasts 4 steps of 40 test windows and .* 8 of 40: expected the same"):
+    runs = [
+        replace(run, evaluation=replace(run.evaluation, forecast=forecasts(horizon=4)))
+        for run in other.runs
+    ]
+    with pytest.raises(
+        UserError, match=r"forecasts 4 steps of 40 test windows and .* 8 of 40: expected the same"
+    ):
         compare_forecasts(by_seed({"a": one.runs, "b": runs}), "")
-    unasked = [replace(run, evaluation=replace(run.evaluation, forecast=None)) for run in other.runs]
+    unasked = [
+        replace(run, evaluation=replace(run.evaluation, forecast=None)) for run in other.runs
+    ]
     assert compare_forecasts(by_seed({"a": one.runs, "b": unasked}), "") is None
 
 
@@ -145,9 +172,19 @@ def settings(tiny_settings, tmp_path, monkeypatch):
 
 
 def test_the_scores_are_those_of_the_command(settings, tmp_path):
-    words = [f"{section}.{key}={value}" for section, of in settings.items() for key, value in of.items()]
+    words = [
+        f"{section}.{key}={value}" for section, of in settings.items() for key, value in of.items()
+    ]
     run_command("train", ["with", *words])
-    command = ["with", "run=runs/1", "horizon=6", "direct=True", "windows=30", "peers=dlinear", "checkpoint=latest"]
+    command = [
+        "with",
+        "run=runs/1",
+        "horizon=6",
+        "direct=True",
+        "windows=30",
+        "peers=dlinear",
+        "checkpoint=latest",
+    ]
     told = run_command("forecast", command)
     evaluation_request = EvaluationRequest(0, 260, forecast=ForecastRequest(windows=30))
     found = evaluate_run(tmp_path / "runs" / "1", evaluation_request).forecast
@@ -177,7 +214,13 @@ def test_the_scores_are_those_of_the_command(settings, tmp_path):
     ],
 )  # fmt: skip
 def test_what_cannot_be_forecast_is_refused_at_once(settings, tmp_path, forecast, common, message):
-    values = {"base": "tiny.yaml", "common": common, "seeds": [0], "methods": {"a": {}}, "forecast": forecast}
+    values = {
+        "base": "tiny.yaml",
+        "common": common,
+        "seeds": [0],
+        "methods": {"a": {}},
+        "forecast": forecast,
+    }
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(settings))
     (tmp_path / "comparison.yaml").write_text(yaml.safe_dump(values))
     with pytest.raises(UserError, match=message):

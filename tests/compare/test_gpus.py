@@ -25,7 +25,9 @@ def _machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(locks.time, "sleep", lambda _: threading.Event().wait(0.01))
 
 
-def test_gpus_are_called_what_they_are_called_on_the_whole_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gpus_are_called_what_they_are_called_on_the_whole_machine(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert visible_gpus() == ["GPU-cc", "GPU-aa"]
     monkeypatch.setenv(VISIBLE, "GPU-aa,MIG-7")
     assert visible_gpus() == ["GPU-aa", "MIG-7"]

@@ -26,7 +26,9 @@ BPE = {"name": "bpe", "vocabulary_size": 300}
 def of_config(name: str, bits: float, config: Config, **changes: Any) -> ComparedMethod:
     """Return a method whose runs have this configuration and different seeds."""
     method = a_method(name, bits, **changes)
-    return replace(method, runs=[replace(run, config=replace(config, seed=run.seed)) for run in method.runs])
+    return replace(
+        method, runs=[replace(run, config=replace(config, seed=run.seed)) for run in method.runs]
+    )
 
 
 def a_bpe() -> ComparedMethod:
@@ -35,7 +37,9 @@ def a_bpe() -> ComparedMethod:
 
 def a_student(name: str, bits: float, **changes: Any) -> ComparedMethod:
     config = Config(imitation=ImitationConfig(**{"teacher": dict(BPE), "fraction": 1.0, **changes}))
-    return of_config(name, 1.9, config, history={"validation/imitation_bits": ([1, 2], [9.0, bits])})
+    return of_config(
+        name, 1.9, config, history={"validation/imitation_bits": ([1, 2], [9.0, bits])}
+    )
 
 
 def test_the_agents_say_themselves_which_read_ahead() -> None:
@@ -50,7 +54,9 @@ def test_joint_bits_add_the_boundaries_by_the_best_policy_which_imitates_them() 
         a_student("another", 0.01, teacher={"name": "bpe", "vocabulary_size": 400}),
         a_student("at first", 0.02, fraction=0.5),
     ]
-    comparison = a_comparison([bpe, uniform, a_student("worse", 0.2), a_student("causal", 0.125), *others])
+    comparison = a_comparison(
+        [bpe, uniform, a_student("worse", 0.2), a_student("causal", 0.125), *others]
+    )
     assert comparison.joint_loss(bpe) == (pytest.approx(bpe.loss + 0.125), "causal")
     assert comparison.joint_loss(uniform) == (uniform.loss, "")
     assert math.isnan(a_comparison([bpe, uniform, *others]).joint_loss(bpe).loss)
@@ -71,9 +77,17 @@ def test_tables_mark_what_reads_ahead(tmp_path: Path, capsys: pytest.CaptureFixt
     shown = " ".join(capsys.readouterr().out.split())
     assert "yes" in shown
     assert "joint" in shown
-    cells = [dict(methods_table(comparison).cells())[method.name]["joint bits"] for method in comparison.methods]
-    assert cells == [f"{comparison.methods[0].loss + 0.125:.4f} (by causal)", f"{comparison.methods[1].loss:.4f}"]
-    assert "bpe reads ahead: such bits per byte are not a causal model's." in describe_result(comparison)
+    cells = [
+        dict(methods_table(comparison).cells())[method.name]["joint bits"]
+        for method in comparison.methods
+    ]
+    assert cells == [
+        f"{comparison.methods[0].loss + 0.125:.4f} (by causal)",
+        f"{comparison.methods[1].loss:.4f}",
+    ]
+    assert "bpe reads ahead: such bits per byte are not a causal model's." in describe_result(
+        comparison
+    )
     assert cells[0] in Page(comparison_page(comparison, {})).cells
     write_tables(comparison, tmp_path)
     first, second = rows(tmp_path / "methods.csv")

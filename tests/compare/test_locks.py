@@ -57,7 +57,8 @@ def test_one_process_alone_holds_a_lock_and_a_killed_one_none(tmp_path: Path) ->
         process.kill()
         process.wait()
         assert not is_locked(Config(), tmp_path)
-    with run_lock(Config(), tmp_path), holding_if_free(Config(), tmp_path):  # a job, and the training in its process
+    # a job, and the training in its process
+    with run_lock(Config(), tmp_path), holding_if_free(Config(), tmp_path):
         pass
     assert not is_locked(Config(), tmp_path)
 
@@ -82,7 +83,9 @@ def test_of_many_that_come_at_once_one_alone_has_it(tmp_path: Path) -> None:
             assert sum(pool.map(try_it, [seed] * 8)) == 1
 
 
-def test_a_job_whose_run_is_locked_trains_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_job_whose_run_is_locked_trains_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tokenv.cli.run_job.LOCK_SECONDS", 0.2)
     (tmp_path / "work").mkdir()
     spec = JobSpec(Config(), None, str(tmp_path), str(tmp_path), "work/0")
@@ -103,10 +106,14 @@ def test_two_comparisons_on_one_store_train_each_run_once(
     monkeypatch.setattr("tokenv.compare.job.Job.__call__", shrunk.in_this_process)
     Path("tiny.yaml").write_text(yaml.safe_dump(tiny_settings))
     values = {"base": "tiny.yaml", "seeds": [0], "bpe_vocabulary": 260, "passages": 1}
-    options = resolve_comparison([], values | {"methods": {"one": {}, "two": {"seed": 0, "rate": 0.3}}})
+    options = resolve_comparison(
+        [], values | {"methods": {"one": {}, "two": {"seed": 0, "rate": 0.3}}}
+    )
     one, two = options.make_tasks()
     said: list[str] = []
-    monkeypatch.setattr("tokenv.compare.progress.ProgressDisplay.print", lambda _, line: said.append(line))
+    monkeypatch.setattr(
+        "tokenv.compare.progress.ProgressDisplay.print", lambda _, line: said.append(line)
+    )
 
     held = threading.Event()
 

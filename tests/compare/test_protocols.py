@@ -15,7 +15,13 @@ from comparisons import a_comparison, a_method
 
 from tokenv.cli.main import run_command
 from tokenv.compare import command
-from tokenv.compare.command import check_methods, compare_methods, make_trials, resolve_comparison, select_best_trials
+from tokenv.compare.command import (
+    check_methods,
+    compare_methods,
+    make_trials,
+    resolve_comparison,
+    select_best_trials,
+)
 from tokenv.compare.comparison import build_comparison
 from tokenv.compare.config import CompareOptions
 from tokenv.compare.report.aggregate import describe_result, rank_by_seed
@@ -37,13 +43,18 @@ METHODS = {
 
 
 def options(settings, **values):
-    return resolve_comparison([], {"base": [], "methods": METHODS, "common": settings, "seeds": [0]} | values)
+    return resolve_comparison(
+        [], {"base": [], "methods": METHODS, "common": settings, "seeds": [0]} | values
+    )
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_equal_decoder_passes_means_passes_are_equal_and_so_are_the_updates(tiny_settings, method):
     of = options(tiny_settings, equal_decoder_passes=True)
-    plain, equal = options(tiny_settings).make_task(method, 0).config, of.make_task(method, 0).config
+    plain, equal = (
+        options(tiny_settings).make_task(method, 0).config,
+        of.make_task(method, 0).config,
+    )
     passes = build_components(equal, torch.device("meta"), read_files=False).passes
     samples = passes.learning + passes.reward_only + passes.relaxed
     assert equal.train.batch_size == plain.train.batch_size // samples
@@ -52,11 +63,17 @@ def test_equal_decoder_passes_means_passes_are_equal_and_so_are_the_updates(tiny
         ("validations", equal.validation.every_symbols, plain.validation.every_symbols),
         ("warm-up", equal.train.warmup_symbols, plain.train.warmup_symbols),
     ):
-        assert one / equal.train.batch_size == pytest.approx(other / plain.train.batch_size, rel=0.01), name
+        assert one / equal.train.batch_size == pytest.approx(
+            other / plain.train.batch_size, rel=0.01
+        ), name
 
 
 def test_the_model_of_every_method_is_tuned(tiny_settings):
-    of = options(tiny_settings, tune={"train.learning_rate": [0.1, 0.2], "loss.rate": [1.0, 2.0]}, tune_seeds=[7])
+    of = options(
+        tiny_settings,
+        tune={"train.learning_rate": [0.1, 0.2], "loss.rate": [1.0, 2.0]},
+        tune_seeds=[7],
+    )
     tried = make_trials(of, None)
     assert {trial.method for trial in tried} == set(METHODS)
     assert [trial.changes for trial in tried if trial.method == "uniform"] == [
@@ -93,7 +110,11 @@ def test_what_is_tried_and_what_is_taken(tiny_settings, monkeypatch):
 
 def test_a_protocol_changes_what_it_says(tiny_settings):
     protocols = {
-        "one": {"skip": ["uniform"], "common": {"rate": 0.3}, "methods": {"rloo": {"loss": {"rate": 9.0}}}},
+        "one": {
+            "skip": ["uniform"],
+            "common": {"rate": 0.3},
+            "methods": {"rloo": {"loss": {"rate": 9.0}}},
+        },
         "two": {"seeds": [3], "only": "uniform"},
     }
     parts = options(tiny_settings, protocols=protocols).split_protocols()
@@ -109,7 +130,9 @@ def test_a_protocol_changes_what_it_says(tiny_settings):
     assert list(only) == ["two"]
     assert list(options(tiny_settings).split_protocols()) == [""]
     skipping = {"one": {}, "two": {"skip": ["rloo"]}}
-    assert list(options(tiny_settings, protocols=skipping, only=["rloo"]).split_protocols()) == ["one"]
+    assert list(options(tiny_settings, protocols=skipping, only=["rloo"]).split_protocols()) == [
+        "one"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -118,7 +141,10 @@ def test_a_protocol_changes_what_it_says(tiny_settings):
         ({"protocols": {"a": {"sead": [1]}}}, r"protocols\.a: unknown key sead"),
         ({"protocols": {"a": 3}}, r"protocols\.a = 3: expected a section"),
         ({"protocols": {"a": {"seeds": []}}}, "seeds is empty"),
-        ({"only_protocols": "b", "protocols": {"a": {}}}, "only_protocols names 'b', which is none: they are a"),
+        (
+            {"only_protocols": "b", "protocols": {"a": {}}},
+            "only_protocols names 'b', which is none: they are a",
+        ),
         (
             {"protocols": {"a": {"skip": "uniform"}}, "only": "uniform"},
             "skip leaves out all of these in every protocol",
@@ -142,13 +168,18 @@ def test_mistakes_are_told_before_work_starts(tiny_settings, values, message):
 
 def test_holm_counts_the_pairs_that_are_asked_for():
     methods = {name: a_method(name, 2 + place / 10).runs for place, name in enumerate("abcd")}
-    every, some = build_comparison(methods, "", {}), build_comparison(methods, "", {}, reference="b")
+    every, some = (
+        build_comparison(methods, "", {}),
+        build_comparison(methods, "", {}, reference="b"),
+    )
     assert all(np.isfinite(found.p_holm) for found in every.differences.values())
     counted = {pair for pair, found in some.differences.items() if np.isfinite(found.p_holm)}
     assert counted == {pair for pair in some.differences if "b" in pair}
     assert len(counted) == 3
     (told,) = [
-        said for said in describe_result(some) if said.startswith("Against b, after Holm's correction for 3 pairs")
+        said
+        for said in describe_result(some)
+        if said.startswith("Against b, after Holm's correction for 3 pairs")
     ]
     named = {name for name in "acd" if f"{name} " in told.partition(":")[2].replace(",", " ")}
     separable = {pair for pair in counted if some.differences[pair].p_holm < 0.05}
@@ -160,14 +191,18 @@ def test_holm_counts_the_pairs_that_are_asked_for():
 
 def test_ranks_are_seed_by_seed():
     better = a_method("better", 1.0)
-    crossing = replace(better, name="crossing", runs=[a_method("", 2.0).runs[0], a_method("", 0.5).runs[1]])
+    crossing = replace(
+        better, name="crossing", runs=[a_method("", 2.0).runs[0], a_method("", 0.5).runs[1]]
+    )
     ranks = rank_by_seed(a_comparison([better, crossing, a_method("worse", 3.0)]))
     assert {name: list(row) for name, row in ranks.iterrows()} == {
         "better": [1, 2],
         "crossing": [2, 1],
         "worse": [3, 3],
     }
-    ranks = rank_by_seed(a_comparison([better, replace(better, name="other", runs=better.runs[:1])]))
+    ranks = rank_by_seed(
+        a_comparison([better, replace(better, name="other", runs=better.runs[:1])])
+    )
     assert {name: list(row) for name, row in ranks.iterrows()} == {"better": [1.5], "other": [1.5]}
 
 
@@ -228,7 +263,8 @@ def test_from_nothing_to_the_summary_and_again(place):
         *(("policy alone", name) for name in ("reinforce", "rloo")),
     ]
     runs = stored(place)
-    assert len(runs) == 1 + 2 * 2 + 2 * 3 + 2 * 2  # the shared one, those tried, and both protocols' own
+    # the shared one, those tried, and both protocols' own
+    assert len(runs) == 1 + 2 * 2 + 2 * 3 + 2 * 2
     configs = [json.loads((run / "config.json").read_text()) for run in runs]
     starts = {config["init_from"] for config in configs}
     assert len(starts) == 2  # the shared run's own is none
@@ -244,7 +280,9 @@ def test_from_nothing_to_the_summary_and_again(place):
         (told["protocol"], told["method"]): told["loss"] for told in first
     }
     calibrated = {
-        key: float(row["loss_raw"]) != float(row["loss"]) for key, row in rows.items() if row["loss_raw"] != "nan"
+        key: float(row["loss_raw"]) != float(row["loss"])
+        for key, row in rows.items()
+        if row["loss_raw"] != "nan"
     }
     assert set(calibrated) == {key for key in rows if key[1] != "uniform"}
     assert any(calibrated.values())
@@ -256,7 +294,8 @@ def test_from_nothing_to_the_summary_and_again(place):
             assert float(row["boundary_rate"]) == pytest.approx(0.2, abs=0.05)
 
     assert run_command("compare", ["with", "two.yaml", "only_protocols=both learn"]) == [
-        {key: value for key, value in told.items() if key != "protocol"} | {"protocol": "both learn"}
+        {key: value for key, value in told.items() if key != "protocol"}
+        | {"protocol": "both learn"}
         for told in first
         if told["protocol"] == "both learn"
     ]
@@ -272,7 +311,11 @@ def test_a_third_partys_estimator_is_one_more_line(place, monkeypatch):
         "def mine():\n    return chain(EarlyExit(), Discount(0.5), LeaveOneOutBatch(), ScoreFunction())\n"
     )
     of = resolve_comparison(
-        ["two.yaml"], {"methods": {"mine": {"estimator": {"name": "mytrick:mine"}}}, "only": ["mine", "reinforce"]}
+        ["two.yaml"],
+        {
+            "methods": {"mine": {"estimator": {"name": "mytrick:mine"}}},
+            "only": ["mine", "reinforce"],
+        },
     )
     check_methods(of)
     found = compare_methods(of, progress=False)
@@ -315,8 +358,17 @@ def test_every_method_of_the_shipped_benchmark_fits():
     """It has all estimators which come along, and none is rejected."""
     of = resolve_comparison(["compare-estimators"], {})
     check_methods(of)
-    used = {task.config.estimator["name"] for part in of.split_protocols().values() for task in part.make_tasks()}
+    used = {
+        task.config.estimator["name"]
+        for part in of.split_protocols().values()
+        for task in part.make_tasks()
+    }
     assert set(ESTIMATORS) - used == {"path"}  # H-Net's own, whose model pools otherwise
     assert isinstance(of, CompareOptions)
-    assert find_run(of.split_protocols()["A-words"].make_pretraining_task("uniform").config, Path("nowhere")) is None
+    assert (
+        find_run(
+            of.split_protocols()["A-words"].make_pretraining_task("uniform").config, Path("nowhere")
+        )
+        is None
+    )
     assert merge({}, of.protocols).keys() == {"A-words", "A-python", "B-words", "B-python"}

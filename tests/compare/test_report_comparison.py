@@ -43,14 +43,26 @@ from tokenv.compare.report.report_tables import boundaries_table, print_comparis
 from tokenv.compare.run_evaluation import Agreement, Learned
 from tokenv.compare.score_statistics import Difference, describe_difference
 
-ALL = ["methods", "differences", "ranks", "loss-bytes", "loss-flops", "boundary-rate", "neg-log-prob", "token-lengths"]
+ALL = [
+    "methods",
+    "differences",
+    "ranks",
+    "loss-bytes",
+    "loss-flops",
+    "boundary-rate",
+    "neg-log-prob",
+    "token-lengths",
+]
 FINITE = st.floats(-1e6, 1e6)
 CHROMIUM = shutil.which("chromium")
 
 
 @pytest.fixture(scope="module")
 def three():
-    methods = [a_method("learned", 2.31, probability=0.4), a_method("uniform", 2.5, probability=0.0)]
+    methods = [
+        a_method("learned", 2.31, probability=0.4),
+        a_method("uniform", 2.5, probability=0.0),
+    ]
     return a_comparison([*methods, a_method("bpe", 2.3, probability=0.1)])
 
 
@@ -63,7 +75,11 @@ def written(three, tmp_path_factory):
 def test_the_report_is_written_and_names_its_files(written):
     folder, paths = written
     tables = ["methods.csv", "runs.csv", "pairs.csv", "token-lengths.csv"]
-    assert [path.name for path in paths] == ["report.html", *(f"{name}.png" for name in ALL), *tables]
+    assert [path.name for path in paths] == [
+        "report.html",
+        *(f"{name}.png" for name in ALL),
+        *tables,
+    ]
     assert sorted(paths) == sorted(folder.iterdir())
 
 
@@ -78,26 +94,31 @@ def test_every_method_shows_every_passage_best_method_first(three, written):
 
 def test_the_page_stands_alone(written):
     source = (written[0] / "report.html").read_text(encoding="utf-8")
-    assert not any(word in source for word in ("http:", "https:", "url(", "@import", "<script", 'src="/'))
+    assert not any(
+        word in source for word in ("http:", "https:", "url(", "@import", "<script", 'src="/')
+    )
     assert source.count("data:image/png;base64,") == 2 * len(ALL)
     assert 'name="viewport"' in source
 
 
 @pytest.mark.parametrize(
-    "evil", ["<script>alert(1)</script>", "\"'><s onclick=x>", "$\\frac{&amp;", "_{{ 7*7 }}</style>"]
+    "evil",
+    ["<script>alert(1)</script>", "\"'><s onclick=x>", "$\\frac{&amp;", "_{{ 7*7 }}</style>"],
 )
 def test_everything_is_escaped(evil):
     run = a_run(agreement={evil: Agreement(0.5, 0.5, 0.5)}, token_lengths=[], history={})
     run = changed(run, passages=[a_passage(evil.encode())])
     methods = [
-        ComparedMethod(name, [run], {evil: evil}, bits, math.nan, 0.1) for name, bits in ((evil, 1.0), ("b", 2.0))
+        ComparedMethod(name, [run], {evil: evil}, bits, math.nan, 0.1)
+        for name, bits in ((evil, 1.0), ("b", 2.0))
     ]
     differences = {(evil, "b"): Difference(-1.0, 0.1, math.nan, -2.0, -0.5, math.nan)}
     comparison = Comparison(evil, {evil: evil}, methods, differences, {evil: evil})
     page = Page(comparison_page(comparison, draw_pictures(comparison)))
     assert page.texts == [evil, evil]
     assert page.headings[:2] == [evil, evil]
-    assert page.cells.count(evil) == 10  # two rows of facts and failures, a row in five tables, a reference
+    # two rows of facts and failures, a row in five tables, a reference
+    assert page.cells.count(evil) == 10
     assert not page.tags & {"script", "s"}
     of_series = replace(run.config, data=OF_SERIES, codec={"name": "series"})
     windowed = changed(run, windows=[a_window(evil)], config=of_series)
@@ -108,7 +129,11 @@ def test_everything_is_escaped(evil):
 
 
 def test_what_was_learned_is_told_and_what_was_not_measured_is_a_dash(three):
-    old = replace(three.methods[0], name="old", runs=[changed(run, learned=None) for run in three.methods[0].runs])
+    old = replace(
+        three.methods[0],
+        name="old",
+        runs=[changed(run, learned=None) for run in three.methods[0].runs],
+    )
     other = Learned({"space": (0.25, 0.1), "digit": (0.75, 0.2)}, [])
     first, second = three.methods[1].runs
     half = replace(three.methods[1], name="half", runs=[first, changed(second, learned=other)])
@@ -116,7 +141,10 @@ def test_what_was_learned_is_told_and_what_was_not_measured_is_a_dash(three):
     cells = dict(boundaries_table(comparison).cells())
     rows_of = [cells[method.name] for method in comparison.methods]
     assert list(rows_of[0])[2:-1] == ["space (25%)", "letter (75%)", "digit (75%)"]
-    told = {name: list(row.values()) for name, row in zip(("whole", "old", "half"), rows_of, strict=True)}
+    told = {
+        name: list(row.values())
+        for name, row in zip(("whole", "old", "half"), rows_of, strict=True)
+    }
     assert told["whole"] == ["5.00", "0.333", "0.900", "0.050", "–", "def␣  ü␣<b>"]
     assert told["old"] == ["5.00", "0.333", "–", "–", "–", "–"]
     assert told["half"] == ["5.00", "0.333", "0.500", "0.050", "0.200", "def␣  ü␣<b>"]
@@ -152,7 +180,9 @@ def test_the_matrix_agrees_with_the_pairs(three):
 @given(FINITE, st.floats(0, 10))
 def test_a_pair_seen_from_the_other_side(gap, width):
     difference = Difference(gap, 0.1, 0.1, gap - width, gap + width, 0.5)
-    both = a_comparison([a_method("a"), a_method("b")], differences={("a", "b"): difference}).both_ways
+    both = a_comparison(
+        [a_method("a"), a_method("b")], differences={("a", "b"): difference}
+    ).both_ways
     there, back = both["a", "b"], both["b", "a"]
     assert there == difference
     assert back.mean == -gap
@@ -170,7 +200,9 @@ def test_the_conclusion_tells_who_is_best_and_how_sure(three):
     assert "better than" not in " ".join(describe_result(replace(three, differences=none)))
     alone = {pair: replace(found, seed_error=math.nan) for pair, found in three.differences.items()}
     assert "better than" not in " ".join(describe_result(replace(three, differences=alone)))
-    assert "the certainty of this is unknown" in " ".join(describe_result(replace(three, differences={})))
+    assert "the certainty of this is unknown" in " ".join(
+        describe_result(replace(three, differences={}))
+    )
 
 
 def test_failed_runs_are_told(three, capsys):
@@ -190,23 +222,48 @@ def test_tables_read_back_equal(three, written):
         assert float(row["whitespace_f1"]) == three.mean(method.name, "whitespace f1")
     runs = [(method, run) for method in sort_methods(three) for run in method.runs]
     for (method, run), row in zip(runs, rows(folder / "runs.csv"), strict=True):
-        assert (row["method"], int(row["seed"]), row["folder"]) == (method.name, run.seed, run.folder)
-        assert (float(row["bits_per_byte"]), float(row["bits_per_byte_early"])) == (run.loss, run.evaluation.loss_early)
+        assert (row["method"], int(row["seed"]), row["folder"]) == (
+            method.name,
+            run.seed,
+            run.folder,
+        )
+        assert (float(row["bits_per_byte"]), float(row["bits_per_byte_early"])) == (
+            run.loss,
+            run.evaluation.loss_early,
+        )
         assert float(row["boundary_rate"]) == run.evaluation.boundary_rate
         assert (float(row["flops"]), float(row["seconds"])) == (run.flops, run.seconds)
-    for (pair, found), row in zip(three.differences.items(), rows(folder / "pairs.csv"), strict=True):
-        assert (float(row["difference"]), float(row["low"]), float(row["high"])) == (found.mean, found.low, found.high)
+    for (pair, found), row in zip(
+        three.differences.items(), rows(folder / "pairs.csv"), strict=True
+    ):
+        assert (float(row["difference"]), float(row["low"]), float(row["high"])) == (
+            found.mean,
+            found.low,
+            found.high,
+        )
         assert (row["first"], row["second"], row["verdict"]) == (*pair, found.verdict)
         errors = (found.seed_error, found.document_error, found.p, found.p_holm)
-        assert tuple(float(row[name]) for name in ("seed_error", "document_error", "p", "p_holm")) == errors
+        assert (
+            tuple(float(row[name]) for name in ("seed_error", "document_error", "p", "p_holm"))
+            == errors
+        )
 
 
 def test_flops_between_and_beyond_the_known_points():
     curve = ([100.0, 200.0], [1000.0, 4000.0])
-    assert interpolate_flops([0, 50, 100, 150, 200, 400], curve).tolist() == [0, 500, 1000, 2500, 4000, 8000]
+    assert interpolate_flops([0, 50, 100, 150, 200, 400], curve).tolist() == [
+        0,
+        500,
+        1000,
+        2500,
+        4000,
+        8000,
+    ]
 
 
-@given(st.lists(st.floats(1, 1e9), min_size=1, max_size=20, unique=True).map(sorted), st.floats(1, 1e6))
+@given(
+    st.lists(st.floats(1, 1e9), min_size=1, max_size=20, unique=True).map(sorted), st.floats(1, 1e6)
+)
 def test_flops_in_proportion_stay_in_proportion(at, each):
     found = interpolate_flops([x / 2 for x in at] + [2 * at[-1]], (at, [each * x for x in at]))
     assert found == pytest.approx([each * x / 2 for x in at] + [2 * each * at[-1]])
@@ -214,7 +271,9 @@ def test_flops_in_proportion_stay_in_proportion(at, each):
 
 def test_a_band_against_flops_keeps_its_values():
     method = a_method("m")
-    by_bytes, by_flops = (compute_band(method, "validation/bits_per_byte", by_flops=flag) for flag in (False, True))
+    by_bytes, by_flops = (
+        compute_band(method, "validation/bits_per_byte", by_flops=flag) for flag in (False, True)
+    )
     assert by_flops.x == pytest.approx(50 * by_bytes.x)
     assert by_flops.mean == pytest.approx(by_bytes.mean)
 
@@ -238,7 +297,9 @@ def test_a_band_leaves_out_what_is_not_finite():
 
 @given(st.lists(st.lists(st.integers(0, 1000), min_size=1, max_size=9), min_size=1, max_size=3))
 def test_shares_of_lengths_add_up(counts):
-    method = ComparedMethod("m", [a_run(token_lengths=c, history={}, passages=[]) for c in counts], {}, 1.0, 0.0, 0.0)
+    method = ComparedMethod(
+        "m", [a_run(token_lengths=c, history={}, passages=[]) for c in counts], {}, 1.0, 0.0, 0.0
+    )
     shares = compute_length_shares(a_comparison([method]), "m")
     assert bool(len(shares)) == any(map(sum, counts))
     assert sum(shares) == pytest.approx(1.0 if len(shares) else 0.0)
@@ -247,8 +308,14 @@ def test_shares_of_lengths_add_up(counts):
 def test_the_validation_loss_is_drawn_where_there_are_points():
     both = a_comparison([a_method("a"), a_method("b")])
     assert choose_loss_metric(both) == "validation/bits_per_byte"
-    history = {"train/bits_per_byte": ([1, 2], [3.0, 2.0]), "validation/bits_per_byte": ([2], [2.0])}
-    assert choose_loss_metric(a_comparison([a_method("a", history=history), a_method("b")])) == "train/bits_per_byte"
+    history = {
+        "train/bits_per_byte": ([1, 2], [3.0, 2.0]),
+        "validation/bits_per_byte": ([2], [2.0]),
+    }
+    assert (
+        choose_loss_metric(a_comparison([a_method("a", history=history), a_method("b")]))
+        == "train/bits_per_byte"
+    )
 
 
 def test_the_scale_is_the_range_of_uncertain_probabilities():
@@ -261,8 +328,12 @@ def test_the_scale_is_the_range_of_uncertain_probabilities():
 
 
 def test_a_missing_metric_is_left_out():
-    bare = a_method("bare", 2.2, history={}, token_lengths=[], agreement={}, passages=[], learned=None)
-    assert list(draw_pictures(a_comparison([bare, a_method("full")]))) == [name for name in ALL if name != "ranks"]
+    bare = a_method(
+        "bare", 2.2, history={}, token_lengths=[], agreement={}, passages=[], learned=None
+    )
+    assert list(draw_pictures(a_comparison([bare, a_method("full")]))) == [
+        name for name in ALL if name != "ranks"
+    ]
     alone = a_comparison([bare, replace(bare, name="other")])
     pictures = draw_pictures(alone)
     assert list(pictures) == ["methods", "differences"]
@@ -290,15 +361,28 @@ def test_one_method_with_one_seed(tmp_path, capsys):
 def test_twelve_methods_look_different_whatever_their_rank():
     methods = [a_method(f"m{i}", 2 + i / 10, seeds=1, history={}) for i in range(12)]
     looks = assign_styles(a_comparison(methods, differences={}))
-    assert len(set(looks.values())) == len({(look.colour, look.line) for look in looks.values()}) == 12
+    assert (
+        len(set(looks.values())) == len({(look.colour, look.line) for look in looks.values()}) == 12
+    )
     swapped = [replace(method, loss=-method.loss) for method in methods]
     assert assign_styles(a_comparison(swapped, differences={})) == looks
 
 
 def test_nothing_is_cut_at_a_pictures_edge():
-    names = ["a method of a remarkably long name", "_x$^{", "方法", "short", "learned (REINFORCE)", "b", "gumbel"]
+    names = [
+        "a method of a remarkably long name",
+        "_x$^{",
+        "方法",
+        "short",
+        "learned (REINFORCE)",
+        "b",
+        "gumbel",
+    ]
     methods = [a_method(name, 2 + i / 10, points=12) for i, name in enumerate(names)]
-    of_text, of_steps = draw_pictures(a_comparison(methods)), draw_pictures(a_comparison_of_series(methods))
+    of_text, of_steps = (
+        draw_pictures(a_comparison(methods)),
+        draw_pictures(a_comparison_of_series(methods)),
+    )
     for picture in [*of_text.values(), *(of_steps[name] for name in WINDOWS)]:
         light, dark = (imread(io.BytesIO(png))[..., :3] for png in (picture.light, picture.dark))
         assert light[0, 0].min() > 0.9
@@ -319,7 +403,9 @@ def test_the_terminal_shows_names_literally_and_the_pairs_of_the_best(capsys):
 
 
 @settings(deadline=None, max_examples=25)
-@given(st.lists(st.text(max_size=8), min_size=1, max_size=4, unique=True), st.floats(allow_nan=True))
+@given(
+    st.lists(st.text(max_size=8), min_size=1, max_size=4, unique=True), st.floats(allow_nan=True)
+)
 def test_any_names_and_values_give_a_page(names, bits):
     methods = [replace(a_method(name, seeds=1, points=1), loss=bits) for name in names]
     assert len(Page(comparison_page(a_comparison(methods), {})).texts) == len(TEXTS) * len(names)
@@ -330,7 +416,10 @@ def test_any_names_and_values_give_a_page(names, bits):
 @pytest.mark.parametrize("kind", ["text", "series"])
 def test_a_browser_shows_the_pictures_and_never_scrolls_sideways(three, tmp_path, width, kind):
     make = a_comparison if kind == "text" else a_comparison_of_series
-    long = [replace(method, name=method.name + " of a remarkably long name" * 3) for method in three.methods]
+    long = [
+        replace(method, name=method.name + " of a remarkably long name" * 3)
+        for method in three.methods
+    ]
     wide = [a_method(f"number {i}", 2 + i / 10, seeds=5) for i in range(9)]
     shown = draw_pictures(make(three.methods))
     source = html.escape(comparison_page(make([*long, *wide]), shown))
@@ -347,9 +436,16 @@ def test_a_browser_shows_the_pictures_and_never_scrolls_sideways(three, tmp_path
         encoding="utf-8",
     )
     quiet = ("gpu", "quic", "background-networking", "component-update", "sync")
-    flags = ["--headless", "--no-sandbox", "--no-first-run", *(f"--disable-{name}" for name in quiet)]
+    flags = [
+        "--headless",
+        "--no-sandbox",
+        "--no-first-run",
+        *(f"--disable-{name}" for name in quiet),
+    ]
     command = [CHROMIUM, *flags, f"--user-data-dir={tmp_path / 'user'}", "--dump-dom"]
-    done = subprocess.run([*command, page.as_uri()], capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(
+        [*command, page.as_uri()], capture_output=True, text=True, check=True, timeout=120
+    )
     title = done.stdout.partition("<title>")[2].partition("</title>")[0]
     visible_width, whole_width, pictures = map(int, title.split(","))
     assert whole_width <= visible_width <= width

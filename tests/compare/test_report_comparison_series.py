@@ -5,7 +5,16 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from comparisons import ALL_OF_SERIES, WINDOWS, a_comparison, a_comparison_of_series, a_method, changed, of_series, rows
+from comparisons import (
+    ALL_OF_SERIES,
+    WINDOWS,
+    a_comparison,
+    a_comparison_of_series,
+    a_method,
+    changed,
+    of_series,
+    rows,
+)
 from matplotlib.image import imread
 from pages import Page
 
@@ -36,9 +45,16 @@ def test_the_report_of_series_speaks_of_series(three, written, capsys):
     page = Page(source)
     assert page.texts == []
     assert page.headings[-2:] == ["The same windows with the boundaries of every method", "Notes"]
-    headers = {"nats per value ± seeds", "error over groups", "test ± seeds", "boundaries / step", "change points"}
+    headers = {
+        "nats per value ± seeds",
+        "error over groups",
+        "test ± seeds",
+        "boundaries / step",
+        "change points",
+    }
     assert headers <= set(page.cells)
-    assert {"−0.6950 ± 0.0050", "−0.1950 ± 0.0050"} <= set(page.cells)  # validation and test of the best
+    # validation and test of the best
+    assert {"−0.6950 ± 0.0050", "−0.1950 ± 0.0050"} <= set(page.cells)
     assert source.count("data:image/png;base64,") == 2 * (len(ALL_OF_SERIES) + len(WINDOWS))
     print_comparison(three)
     shown = capsys.readouterr().out
@@ -57,7 +73,10 @@ def test_tables_of_series_read_back_equal(three, written):
         assert float(row["change_points_f1"]) == three.mean(method.name, "change points f1")
     runs = [run for method in sort_methods(three) for run in method.runs]
     for run, row in zip(runs, rows(folder / "runs.csv"), strict=True):
-        assert (float(row["nats_per_value"]), float(row["test_nats_per_value"])) == (run.loss, run.evaluation.loss_test)
+        assert (float(row["nats_per_value"]), float(row["test_nats_per_value"])) == (
+            run.loss,
+            run.evaluation.loss_test,
+        )
     assert rows(folder / "patch-lengths.csv")[0].keys() == {"method", "steps", "share"}
 
 
@@ -71,7 +90,9 @@ def test_a_test_loss_that_is_unknown_is_a_dash(tmp_path):
 
 def test_a_window_has_a_row_for_every_method_that_knows_it(three):
     first, *others = three.methods
-    bare = replace(first, runs=[changed(run, windows=run.evaluation.windows[:1]) for run in first.runs])
+    bare = replace(
+        first, runs=[changed(run, windows=run.evaluation.windows[:1]) for run in first.runs]
+    )
     pictures = draw_pictures(replace(three, methods=[bare, *others]))
     heights = [imread(io.BytesIO(pictures[name].light)).shape[0] for name in WINDOWS]
     assert heights[0] > heights[1]

@@ -27,7 +27,9 @@ from tokenv.compare.robust_statistics import (
 from tokenv.compare.score_statistics import compare_scores
 
 LOSSES = st.integers(3, 5).flatmap(
-    lambda seeds: st.lists(st.lists(st.integers(0, 4), min_size=4, max_size=4), min_size=seeds, max_size=seeds)
+    lambda seeds: st.lists(
+        st.lists(st.integers(0, 4), min_size=4, max_size=4), min_size=seeds, max_size=seeds
+    )
 )
 
 
@@ -37,10 +39,14 @@ def test_the_statistics_are_rliables_with_lower_for_higher(first, second):
     x_SC, y_TC = np.array(first, float), np.array(second, float)
     assert interquartile_mean(x_SC) == pytest.approx(-stats.trim_mean(-x_SC, 0.25, axis=None))
     each_C = [
-        0.5 if len({*x, *y}) == 1 else stats.mannwhitneyu(-x, -y, alternative="greater").statistic / (len(x) * len(y))
+        0.5
+        if len({*x, *y}) == 1
+        else stats.mannwhitneyu(-x, -y, alternative="greater").statistic / (len(x) * len(y))
         for x, y in zip(x_SC.T, y_TC.T, strict=True)
     ]
-    there, back = (improvement_interval(*pair, paired=False) for pair in ((x_SC, y_TC), (y_TC, x_SC)))
+    there, back = (
+        improvement_interval(*pair, paired=False) for pair in ((x_SC, y_TC), (y_TC, x_SC))
+    )
     assert there.value == pytest.approx(np.mean(each_C)) == pytest.approx(1 - back.value)
     assert 0 <= there.low <= there.value <= there.high <= 1
     threshold_P = np.array([-0.5, 1.0, 2.5, 4.0])
@@ -52,13 +58,18 @@ def test_the_statistics_are_rliables_with_lower_for_higher(first, second):
 
 
 def test_exact_values_by_hand():
-    losses = {"a": np.array([[1.0, 5.0], [1.0, 5.0], [2.0, 9.0]]), "b": np.array([[3.0, 5.0], [1.0, 5.0], [4.0, 7.0]])}
+    losses = {
+        "a": np.array([[1.0, 5.0], [1.0, 5.0], [2.0, 9.0]]),
+        "b": np.array([[3.0, 5.0], [1.0, 5.0], [4.0, 7.0]]),
+    }
     table = compare_scores(losses).robust
     # Documents' means are 2 and 6, in all 4: a's losses are -1, -1, 0 and -1, -1, 3, b's 1, -1, 2 and -1, -1, 1.
     assert table.iqm["a"].value == pytest.approx(4 + (-1 - 1 - 1 + 0) / 4)
     assert table.iqm["b"].value == pytest.approx(4 + (-1 - 1 + 1 + 1) / 4)
     # Of nine pairs of seeds a wins 2 + 2 + 2 and ties 2 on the first document; wins 2 and ties 4 on the second.
-    assert table.improvement["a", "b"].value == pytest.approx(((6 + 2 / 2) / 9 + (2 + 4 / 2) / 9) / 2)
+    assert table.improvement["a", "b"].value == pytest.approx(
+        ((6 + 2 / 2) / 9 + (2 + 4 / 2) / 9) / 2
+    )
     assert list(table.profiles["a"][[0, -1], 0]) == pytest.approx([4 / 6, 6 / 6], abs=0.17)
     assert list(table.methods.columns) == ["iqm", "iqm_low", "iqm_high"]
     assert list(table.pairs.loc[("b", "a")]) == pytest.approx(list(table.improvement["b", "a"]))
@@ -83,7 +94,9 @@ def test_a_documents_hardness_changes_nothing():
     losses = {name: generator.normal(size=(4, 12)) for name in "ab"}
     seeds = dict.fromkeys(losses, range(4))
     plain = compare_robustly(losses, seeds, 0.0)
-    hard = compare_robustly({name: x + 10 * np.arange(12) for name, x in losses.items()}, seeds, 0.0)
+    hard = compare_robustly(
+        {name: x + 10 * np.arange(12) for name, x in losses.items()}, seeds, 0.0
+    )
     assert hard.iqm["a"] == pytest.approx(plain.iqm["a"])
     assert hard.improvement["a", "b"] == pytest.approx(plain.improvement["a", "b"])
     assert hard.profiles["b"] == pytest.approx(plain.profiles["b"])
@@ -95,7 +108,9 @@ def test_the_order_of_seeds_and_columns_of_one_document_change_nothing():
     one = compare_scores({"a": a, "b": b}, documents=list("uvwxyz"))
     lengths = [1, 3] * 6
     split = {"a": np.repeat(a, 2, 1), "b": np.repeat(b[::-1], 2, 1)}
-    other = compare_scores(split, documents=list("uuvvwwxxyyzz"), lengths=lengths, seeds={"b": (3, 2, 1, 0)})
+    other = compare_scores(
+        split, documents=list("uuvvwwxxyyzz"), lengths=lengths, seeds={"b": (3, 2, 1, 0)}
+    )
     assert other.robust.improvement["a", "b"] == pytest.approx(one.robust.improvement["a", "b"])
     assert other.robust.iqm["b"] == pytest.approx(one.robust.iqm["b"])
 
@@ -114,7 +129,9 @@ def test_the_interval_of_the_interquartile_mean_covers_the_truth(seeds, kinds, l
     generator = np.random.default_rng(4)
 
     def draw(seeds):
-        place_S = generator.normal(size=seeds) if kinds == 1 else generator.choice([0, 0, 0, 2.0], seeds)
+        place_S = (
+            generator.normal(size=seeds) if kinds == 1 else generator.choice([0, 0, 0, 2.0], seeds)
+        )
         document_C = 0.5 * generator.normal(size=12)
         return place_S[:, None] + document_C + 0.5 * generator.normal(size=(seeds, 12))
 
@@ -141,9 +158,14 @@ def test_fewer_than_three_seeds_have_no_interval(tmp_path, capsys):
 def test_the_report_shows_the_intervals_and_the_profile(tmp_path):
     generator, measured = np.random.default_rng(5), {}
     for name in "ab":
-        own = [{"loss": list(generator.normal(2, 1, 6)), "document": [0, 0, 1, 2, 3, 4]} for _ in range(3)]
+        own = [
+            {"loss": list(generator.normal(2, 1, 6)), "document": [0, 0, 1, 2, 3, 4]}
+            for _ in range(3)
+        ]
         runs = zip(a_method(name, seeds=3).runs, own, strict=True)
-        measured[name] = [replace(run, evaluation=replace(run.evaluation, **each)) for run, each in runs]
+        measured[name] = [
+            replace(run, evaluation=replace(run.evaluation, **each)) for run, each in runs
+        ]
     comparison = build_comparison(measured, "", {})
     profiles = draw_profiles(comparison)
     page = Page(comparison_page(comparison, {profiles.name: profiles}))
@@ -151,6 +173,9 @@ def test_the_report_shows_the_intervals_and_the_profile(tmp_path):
         assert set(cells.values()) - {""} <= set(page.cells)
     write_tables(comparison, tmp_path)
     (pair,) = rows(tmp_path / "pairs.csv")
-    assert float(pair["improvement"]) == comparison.robust.improvement[pair["first"], pair["second"]].value
+    assert (
+        float(pair["improvement"])
+        == comparison.robust.improvement[pair["first"], pair["second"]].value
+    )
     for row in rows(tmp_path / "methods.csv"):
         assert float(row["iqm_high"]) == comparison.robust.iqm[row["method"]].high

@@ -15,8 +15,29 @@ from hypothesis import strategies as st
 from tokenv.core.conversion import Limit, Plain, Section, convert, from_dict, parameters
 from tokenv.core.errors import UserError
 
-HINTS = [bool, int, float, str, Path, None, int | None, Literal["auto", "on", "off"], Limit, Plain, Section]
-HINTS += [list[int], tuple[str, ...], tuple[int, str], list, dict[str, int], dict, str | float, list[str] | str]
+HINTS = [
+    bool,
+    int,
+    float,
+    str,
+    Path,
+    None,
+    int | None,
+    Literal["auto", "on", "off"],
+    Limit,
+    Plain,
+    Section,
+]
+HINTS += [
+    list[int],
+    tuple[str, ...],
+    tuple[int, str],
+    list,
+    dict[str, int],
+    dict,
+    str | float,
+    list[str] | str,
+]
 
 
 @pytest.mark.parametrize(
@@ -82,7 +103,13 @@ def test_invalid_values_are_rejected(value: Any, hint: Any, message: str) -> Non
 
 
 ANYTHING = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.complex_numbers() | st.binary(),
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.complex_numbers()
+    | st.binary(),
     lambda inner: st.lists(inner) | st.dictionaries(st.text() | st.integers(), inner),
     max_leaves=5,
 )
@@ -92,7 +119,8 @@ ANYTHING = st.recursive(
 def test_any_value_is_converted_or_rejected_with_one_message(value: Any, hint: Any) -> None:
     with suppress(UserError):  # and nothing else
         found = convert(value, hint, "key")
-        assert repr(convert(found, hint, "key")) == repr(found)  # and what is converted stays as it is
+        # and what is converted stays as it is
+        assert repr(convert(found, hint, "key")) == repr(found)
 
 
 @pytest.mark.parametrize("hint", [Any, object, Callable[[int], int], "a name unknown", bytes])
@@ -132,7 +160,9 @@ class Rated(Anything):
         self.bias = bias
 
 
-def test_parameters_of_a_class_are_those_of_its_constructor(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parameters_of_a_class_are_those_of_its_constructor(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     newest = inspect.signature
 
     def signature_of_python_3_11_2(target: Callable[..., Any], **options: Any) -> inspect.Signature:

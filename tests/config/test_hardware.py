@@ -24,7 +24,9 @@ def test_a_busy_machine_causes_a_warning(monkeypatch, load, threads, asked, busy
 
 def test_the_number_of_threads_holds_for_torch_and_for_numpy():
     def threads():
-        return {library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"}
+        return {
+            library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"
+        }
 
     before = torch.get_num_threads()
     try:

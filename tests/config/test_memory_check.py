@@ -9,9 +9,12 @@ from tokenv.config.hardware import activation_bytes, uses_activation_checkpointi
 
 
 @pytest.mark.parametrize(
-    ("setting", "memory", "expected"), [("on", 2**50, True), ("off", 1, False), ("auto", None, None)]
+    ("setting", "memory", "expected"),
+    [("on", 2**50, True), ("off", 1, False), ("auto", None, None)],
 )
-def test_activations_which_do_not_fit_are_computed_again(tiny_settings, monkeypatch, setting, memory, expected):
+def test_activations_which_do_not_fit_are_computed_again(
+    tiny_settings, monkeypatch, setting, memory, expected
+):
     config = resolve([], merge(tiny_settings, {"hardware": {"activation_checkpointing": setting}}))
     saved = activation_bytes(config)
     for free in [memory] if memory else [2 * saved - 1, 2 * saved + 1]:

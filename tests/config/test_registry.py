@@ -28,7 +28,9 @@ def installed(monkeypatch):
             vars(entry).update(dist=Package(package))
             found.append(entry)
         monkeypatch.setattr(
-            plugins, "installed_entry_points", lambda group: found if group == "tokenv.estimators" else []
+            plugins,
+            "installed_entry_points",
+            lambda group: found if group == "tokenv.estimators" else [],
         )
 
     return pretend
@@ -36,11 +38,16 @@ def installed(monkeypatch):
 
 def test_names_of_installed_packages_are_found(installed):
     installed(("strange", "odd", "tokenv.estimators.recipes:rloo"))
-    assert build("estimator", {"name": "odd", "num_samples": 3}, ESTIMATORS).sampling.num_samples == 3
+    assert (
+        build("estimator", {"name": "odd", "num_samples": 3}, ESTIMATORS).sampling.num_samples == 3
+    )
 
 
 def test_nothing_is_imported_before_it_is_named(installed):
-    installed(("strange", "odd", "antigravity_of_ours:fly"), ("other", "even", "tokenv.estimators.recipes:rloo"))
+    installed(
+        ("strange", "odd", "antigravity_of_ours:fly"),
+        ("other", "even", "tokenv.estimators.recipes:rloo"),
+    )
     find("estimator", "even", ESTIMATORS)
     assert "antigravity_of_ours" not in sys.modules
     with pytest.raises(ValueError, match="'odd' cannot be imported"):
@@ -74,7 +81,9 @@ def test_misspelt_names_get_the_nearest_of_all(installed):
 
 
 def test_agents_and_rate_targets_have_groups_of_their_own():
-    assert {table.group for table in (registry.AGENTS, registry.ESTIMATORS, registry.RATE_TARGETS)} == {
+    assert {
+        table.group for table in (registry.AGENTS, registry.ESTIMATORS, registry.RATE_TARGETS)
+    } == {
         "tokenv.agents",
         "tokenv.estimators",
         "tokenv.rate_targets",

@@ -38,7 +38,9 @@ def test_last_and_best_checkpoints_remain(tmp_path: Path) -> None:
         checkpoints.find(tmp_path, "newest")
 
 
-def test_a_kill_while_deleting_leaves_no_half_of_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kill_while_deleting_leaves_no_half_of_a_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder, remove = tmp_path / "checkpoints", shutil.rmtree
     for step in (1, 2):
         save(folder, step)
@@ -49,7 +51,8 @@ def test_a_kill_while_deleting_leaves_no_half_of_a_checkpoint(tmp_path: Path, mo
         (path / "state.json").unlink()
         raise Killed
 
-    for step, left in ((3, ["step-00000002", "step-00000003"]), (3, ["step-00000002"])):  # a new one; one in its place
+    # a new one; one in its place
+    for step, left in ((3, ["step-00000002", "step-00000003"]), (3, ["step-00000002"])):
         with monkeypatch.context() as patch:
             patch.setattr(atomic.shutil, "rmtree", killed_in_the_middle)
             with pytest.raises(Killed):

@@ -65,7 +65,8 @@ def test_files_of_another_owner_are_rejected(tmp_path: Path) -> None:
     save_measured_tensors(TENSORS, tmp_path / "a.safetensors", 1)
     for read, name in ((read_json, "a.json"), (load_measured_tensors, "a.safetensors")):
         with pytest.raises(
-            UserError, match=rf"{name}(\.json)?: of another run, or measured with other options: delete it"
+            UserError,
+            match=rf"{name}(\.json)?: of another run, or measured with other options: delete it",
         ):
             read(tmp_path / name, {"seed": 2})
 

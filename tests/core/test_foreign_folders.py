@@ -92,7 +92,9 @@ def test_folders_are_replaced_where_links_lie(victim: Path, foreign: Path, tmp_p
     assert [path.name for path in own.iterdir()] == ["kept"]
 
 
-def test_a_lock_in_a_shared_folder_is_no_link(victim: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_lock_in_a_shared_folder_is_no_link(
+    victim: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr("getpass.getuser", lambda: "me")
     (tmp_path / "tokenv-me-gpu-0.lock").symlink_to(victim)
@@ -101,12 +103,18 @@ def test_a_lock_in_a_shared_folder_is_no_link(victim: Path, tmp_path: Path, monk
     assert victim.read_text() == SECRET
 
 
-def test_a_store_neither_redirects_sources_nor_runs_a_template(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_neither_redirects_sources_nor_runs_a_template(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Sacred would render ``template.html``, which is Mako; names in ``_sources`` can be foreseen."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sacred.optional.has_mako", True)
     Path("own.py").write_text(SECRET)
-    about = {"ex_info": {"base_dir": str(tmp_path), "sources": [("own.py", None)]}, "host_info": {}, "meta_info": {}}
+    about = {
+        "ex_info": {"base_dir": str(tmp_path), "sources": [("own.py", None)]},
+        "host_info": {},
+        "meta_info": {},
+    }
     more = {"command": "main", "config": {}, "start_time": datetime.now(UTC), "_id": None}
     for store in (Path("first"), Path("second")):
         (store / "_sources").mkdir(parents=True)
@@ -131,9 +139,15 @@ def test_a_store_neither_redirects_sources_nor_runs_a_template(tmp_path: Path, m
 def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained") / "1"
     train(resolve([], settings(train={"symbols": 512})), folder / "checkpoints", lambda *_: None)
-    told = {"experiment": {"name": "tokenv-train"}, "status": "COMPLETED", "start_time": "2026-01-01T00:00:00"}
+    told = {
+        "experiment": {"name": "tokenv-train"},
+        "status": "COMPLETED",
+        "start_time": "2026-01-01T00:00:00",
+    }
     (folder / "run.json").write_text(json.dumps(told))
-    (folder / "config.json").write_text(json.dumps(resolve([], settings(train={"symbols": 512})).as_dict()))
+    (folder / "config.json").write_text(
+        json.dumps(resolve([], settings(train={"symbols": 512})).as_dict())
+    )
     return folder
 
 
@@ -171,7 +185,9 @@ def test_irregular_files_are_rejected_at_once(kind: str, run: Path) -> None:
     put(run / "checkpoints" / "progress.json")
     assert read_progress(run / "checkpoints") is None
     put(checkpoint / DIGESTS)
-    with pytest.raises(checkpoints.DamagedError, match=f"digests.json: a {kind}: expected a regular file"):
+    with pytest.raises(
+        checkpoints.DamagedError, match=f"digests.json: a {kind}: expected a regular file"
+    ):
         verify(checkpoint)
 
 
@@ -198,7 +214,9 @@ def test_the_size_of_json_files_is_bounded(tmp_path: Path, monkeypatch: pytest.M
 
 
 def test_a_configuration_of_a_million_numbers_is_refused_at_once(run: Path) -> None:
-    config = json.loads((run / "config.json").read_text()) | {"agent": {"name": "learned", "x": [1] * 10**6}}
+    config = json.loads((run / "config.json").read_text()) | {
+        "agent": {"name": "learned", "x": [1] * 10**6}
+    }
     (run / "config.json").write_text(json.dumps(config))
     assert read_run(run) is None
     with pytest.raises(UserError, match=r"config\.json is damaged, larger than 1,048,576 bytes"):
@@ -220,7 +238,12 @@ def test_flipped_bits_of_a_saved_model_are_noticed(trained_once: Path, tmp_path:
     """In every file which is read; the model's card is text for people, who may edit it."""
     saved = tokenv.load(trained_once).save_pretrained(tmp_path / "model")
     dice = random.Random(0)
-    assert sorted(path.name for path in saved.iterdir()) == ["README.md", DIGESTS, "model.safetensors", "state.json"]
+    assert sorted(path.name for path in saved.iterdir()) == [
+        "README.md",
+        DIGESTS,
+        "model.safetensors",
+        "state.json",
+    ]
     for name in ("model.safetensors", "state.json", DIGESTS):
         content = (saved / name).read_bytes()
         for _ in range(100):
@@ -242,5 +265,8 @@ def test_implausible_weights_are_rejected(value: float, run: Path) -> None:
         checkpoints.save_file(tensors, path / checkpoints.MODEL)
         write_digests(path)
     for read in (lambda: load_run(str(run)), lambda: checkpoints.load(checkpoints.find(run))):
-        with pytest.raises(UserError, match=r"model\.safetensors: lm\.head\.weight holds .*, expected finite numbers"):
+        with pytest.raises(
+            UserError,
+            match=r"model\.safetensors: lm\.head\.weight holds .*, expected finite numbers",
+        ):
             read()

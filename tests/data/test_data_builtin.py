@@ -3,7 +3,13 @@
 import numpy as np
 import pytest
 
-from tokenv.data.builtin import NEIGHBOURS, make_lexicon, prose_documents, python_documents, synthetic_documents
+from tokenv.data.builtin import (
+    NEIGHBOURS,
+    make_lexicon,
+    prose_documents,
+    python_documents,
+    synthetic_documents,
+)
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import load_corpus
 
@@ -64,13 +70,16 @@ def test_a_word_tells_the_next_and_fresh_ones_follow_zipf():
 
 
 def test_gold_reaches_the_batches():
-    config = DataConfig(source="words", lexicon_size=40, words_documents=30, seq_len=64, validation=0.2)
+    config = DataConfig(
+        source="words", lexicon_size=40, words_documents=30, seq_len=64, validation=0.2
+    )
     lexicon = set(make_lexicon(40, seed=0))
     corpus = load_corpus(config)
     for batch in (corpus.validation(), corpus.train().next(100)):
         assert batch.gold_BN.shape == batch.symbol_BN.shape
         for symbols, gold in zip(batch.symbol_BN.tolist(), batch.gold_BN.tolist(), strict=True):
-            inner = segment(symbols, gold)[0][1:]  # the first word may have begun in an earlier piece
+            # the first word may have begun in an earlier piece
+            inner = segment(symbols, gold)[0][1:]
             assert set(inner) <= lexicon | {b"\n"}
 
 

@@ -56,8 +56,12 @@ def test_chunks_reassemble_the_joined_documents(contents, seq_len):
 @given(contents, lengths)
 def test_document_cut_takes_the_beginning_of_every_long_document(contents, seq_len):
     pieces = chunk_documents(named(contents), seq_len=seq_len, cut="document")
-    assert [bytes(row) for row in pieces.symbol_PN] == [c[:seq_len] for c in contents if len(c) >= seq_len]
-    assert [contents[d][:seq_len] for d in pieces.document_P] == [bytes(row) for row in pieces.symbol_PN]
+    assert [bytes(row) for row in pieces.symbol_PN] == [
+        c[:seq_len] for c in contents if len(c) >= seq_len
+    ]
+    assert [contents[d][:seq_len] for d in pieces.document_P] == [
+        bytes(row) for row in pieces.symbol_PN
+    ]
     assert not pieces.offset_P.any()
 
 
@@ -82,8 +86,16 @@ def test_a_batch_names_bytes_documents_and_offsets():
 
 
 @settings(deadline=None)
-@given(several, st.floats(0.01, 0.99), st.integers(0, 5), st.sampled_from(["chunk", "document"]), st.randoms())
-def test_the_split_is_disjoint_complete_and_independent_of_order(contents, fraction, seed, cut, random):
+@given(
+    several,
+    st.floats(0.01, 0.99),
+    st.integers(0, 5),
+    st.sampled_from(["chunk", "document"]),
+    st.randoms(),
+)
+def test_the_split_is_disjoint_complete_and_independent_of_order(
+    contents, fraction, seed, cut, random
+):
     config = DataConfig(validation=fraction, seed=seed, seq_len=4, cut=cut)
     split = split_documents(named(contents), config)
     train = [document.content for document in split.train]
@@ -101,7 +113,10 @@ def test_the_split_is_disjoint_complete_and_independent_of_order(contents, fract
 
 def test_the_split_holds_out_about_the_fraction_and_differs_by_seed():
     documents = named([b"document %d" % number for number in range(4000)])
-    held = [split_documents(documents, DataConfig(validation=0.1, seed=seed)).validation for seed in (0, 1)]
+    held = [
+        split_documents(documents, DataConfig(validation=0.1, seed=seed)).validation
+        for seed in (0, 1)
+    ]
     assert all(330 < len(side) < 470 for side in held)
     assert {document.name for document in held[0]} != {document.name for document in held[1]}
 
@@ -156,7 +171,9 @@ def test_near_duplicates_stay_on_one_side_and_the_rest_of_the_split_is_as_it_was
 
 
 def test_documents_of_one_repetitive_text_are_split_one_by_one():
-    documents = named([b"the same few words again and again " * 20 + bytes([97 + n]) for n in range(20)])
+    documents = named(
+        [b"the same few words again and again " * 20 + bytes([97 + n]) for n in range(20)]
+    )
     split = split_documents(documents, DataConfig(validation=0.3, seq_len=64))
     assert split.train
     assert split.validation
@@ -168,7 +185,11 @@ def test_documents_of_one_repetitive_text_are_split_one_by_one():
 def test_windows_are_sampled_as_if_one_by_one(contents, block):
     with patch.object(split, "BLOCK", block):
         windows = split.WindowSample.of(named(contents))
-    places = [(d, content[at : at + 32]) for d, content in enumerate(contents) for at in range(len(content) - 31)]
+    places = [
+        (d, content[at : at + 32])
+        for d, content in enumerate(contents)
+        for at in range(len(content) - 31)
+    ]
     expected = sorted((int(split._window_hashes(window)[0]), d) for d, window in places)
     assert list(zip(windows.hash_S.tolist(), windows.document_S.tolist(), strict=True)) == expected
 
@@ -182,7 +203,10 @@ def test_an_epoch_takes_every_piece_once_and_the_next_reshuffles():
 
 
 @settings(deadline=None)
-@given(st.integers(1, 12), st.lists(st.tuples(st.booleans(), st.integers(1, 9)), min_size=1, max_size=6))
+@given(
+    st.integers(1, 12),
+    st.lists(st.tuples(st.booleans(), st.integers(1, 9)), min_size=1, max_size=6),
+)
 def test_skipping_is_taking_and_throwing_away(pieces, steps):
     whole, skipping = make_stream(pieces), make_stream(pieces)
     for taken, count in steps:

@@ -42,5 +42,7 @@ def test_defaults_are_valid():
 
 def test_importing_the_settings_loads_nothing_heavy():
     code = "import sys, tokenv.data.config; print(sorted({'torch', 'datasets', 'numpy'} & set(sys.modules)))"
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    shown = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
     assert shown.strip() == "[]"

@@ -36,7 +36,9 @@ def read(source, **settings):
     return list(read_documents(str(source), DataConfig(source=str(source), **settings)))
 
 
-@pytest.mark.parametrize("name", ["a[1].jsonl", "a.jsonl.gz", "a.jsonl.xz", "a.jsonl.zst", "a.json"])
+@pytest.mark.parametrize(
+    "name", ["a[1].jsonl", "a.jsonl.gz", "a.jsonl.xz", "a.jsonl.zst", "a.json"]
+)
 def test_json_lines_load_packed_or_not(tmp_path, name):
     documents = read(write_jsonl(tmp_path / name))
     assert [document.content.decode() for document in documents] == TEXTS
@@ -73,7 +75,12 @@ def test_a_folder_of_parquet_may_carry_its_description(tmp_path):
 
 def test_a_folder_of_text_is_one_document_a_file_in_order(tmp_path):
     (tmp_path / "sub").mkdir()
-    files = {"b.txt": b"\xff\x00not utf-8", "a.py": b"x = 1\r\n", "sub/c.md": b"# c", "sub/d.rst": b"d"}
+    files = {
+        "b.txt": b"\xff\x00not utf-8",
+        "a.py": b"x = 1\r\n",
+        "sub/c.md": b"# c",
+        "sub/d.rst": b"d",
+    }
     for name, content in files.items():
         (tmp_path / name).write_bytes(content)
     (tmp_path / "e.bin").write_bytes(b"ignored")
@@ -85,7 +92,9 @@ def test_a_folder_of_text_is_one_document_a_file_in_order(tmp_path):
 @pytest.mark.parametrize("name", ["a.txt", "a.py"])
 def test_a_single_text_file_is_one_document(tmp_path, name):
     (tmp_path / name).write_bytes(b"\x80text")
-    assert [(document.name, document.content) for document in read(tmp_path / name)] == [(name, b"\x80text")]
+    assert [(document.name, document.content) for document in read(tmp_path / name)] == [
+        (name, b"\x80text")
+    ]
 
 
 @pytest.mark.parametrize("suffix", PACKERS)
@@ -101,7 +110,9 @@ def test_packed_text_cut_short_is_named(tmp_path, suffix):
     file = tmp_path / f"a.txt{suffix}"
     for content in (PACKERS[suffix](b"text" * 100)[:-5], b"neither packed"):
         file.write_bytes(content)
-        with pytest.raises(ValueError, match=f"a.txt{suffix} cannot be decompressed: .*: repair it"):
+        with pytest.raises(
+            ValueError, match=f"a.txt{suffix} cannot be decompressed: .*: repair it"
+        ):
             read(file)
 
 
@@ -116,12 +127,16 @@ def test_odd_text_becomes_bytes():
 
 
 def test_a_mistyped_built_in_is_guessed():
-    with pytest.raises(FileNotFoundError, match=r"'pyhton' does not exist; did you mean 'python'.*prose"):
+    with pytest.raises(
+        FileNotFoundError, match=r"'pyhton' does not exist; did you mean 'python'.*prose"
+    ):
         load_corpus(DataConfig(source="pyhton"))
 
 
 def test_a_missing_path_raises_a_message_with_accepted_sources(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"nowhere.*not exist; expected one of python.*parquet"):
+    with pytest.raises(
+        FileNotFoundError, match=r"nowhere.*not exist; expected one of python.*parquet"
+    ):
         load_corpus(DataConfig(source=str(tmp_path / "nowhere")))
 
 
@@ -137,7 +152,9 @@ def test_a_folder_without_text_is_refused(tmp_path):
         load_corpus(DataConfig(source=str(tmp_path)))
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.xz", "a.jsonl.zst", "a.parquet"])
+@pytest.mark.parametrize(
+    "name", ["a.jsonl", "a.jsonl.gz", "a.jsonl.xz", "a.jsonl.zst", "a.parquet"]
+)
 def test_a_broken_file_is_named(tmp_path, name):
     (tmp_path / name).write_bytes(b"neither packed nor text \xff")
     with pytest.raises(ValueError, match=f"{name} cannot be read as"):
@@ -187,7 +204,9 @@ def test_a_large_file_takes_less_than_twice_its_size(tmp_path):
 
 def test_a_document_too_short_for_both_sides_is_refused(tmp_path):
     (tmp_path / "a.txt").write_bytes(b"x" * 1000)
-    with pytest.raises(ValueError, match=r"1 non-empty documents, 1000 bytes.*data\.validation_source"):
+    with pytest.raises(
+        ValueError, match=r"1 non-empty documents, 1000 bytes.*data\.validation_source"
+    ):
         load_corpus(DataConfig(source=str(tmp_path / "a.txt")))
 
 
@@ -198,11 +217,17 @@ def test_too_few_bytes_are_counted(tmp_path):
 
 def test_duplicates_are_called_duplicates(tmp_path):
     source = write_jsonl(tmp_path / "a.jsonl", ["the same text, again and again " * 30] * 200)
-    with pytest.raises(ValueError, match=r"200 non-empty documents.* 199 documents are duplicates of others.* differ"):
+    with pytest.raises(
+        ValueError,
+        match=r"200 non-empty documents.* 199 documents are duplicates of others.* differ",
+    ):
         load_corpus(DataConfig(source=source, seq_len=64))
     (tmp_path / "b.txt").write_text("the same text, again and again " * 30)
-    with pytest.raises(ValueError, match="200 documents are duplicates of others"):  # all of those to train on
-        load_corpus(DataConfig(source=source, seq_len=64, validation_source=str(tmp_path / "b.txt")))
+    # all of those to train on
+    with pytest.raises(ValueError, match="200 documents are duplicates of others"):
+        load_corpus(
+            DataConfig(source=source, seq_len=64, validation_source=str(tmp_path / "b.txt"))
+        )
 
 
 def test_document_cut_tells_the_longest_document(tmp_path):

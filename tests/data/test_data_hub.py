@@ -41,7 +41,14 @@ def make_config(**changes):
 
 
 def sequences(batch):
-    return list(zip(map(tuple, batch.symbol_BN.tolist()), batch.origin, batch.document_B.tolist(), strict=True))
+    return list(
+        zip(
+            map(tuple, batch.symbol_BN.tolist()),
+            batch.origin,
+            batch.document_B.tolist(),
+            strict=True,
+        )
+    )
 
 
 def test_the_data_set_is_streamed_with_its_configuration_and_split(hub):
@@ -142,7 +149,9 @@ def test_an_empty_data_set_is_refused(hub):
 
 
 def test_nothing_to_validate_on_is_refused(hub):
-    with pytest.raises(ValueError, match=r"no sequence of data\.seq_len 100000 bytes to validate on"):
+    with pytest.raises(
+        ValueError, match=r"no sequence of data\.seq_len 100000 bytes to validate on"
+    ):
         load_corpus(make_config(seq_len=100_000))
 
 
@@ -165,10 +174,13 @@ def test_failures_of_the_hub_are_one_message(monkeypatch):
 
         monkeypatch.setattr(rows, "open_hub", refuse)
         with pytest.raises(
-            UserError, match=r"hub data set 'owner/name' cannot be .*no network.*: expected a connection"
+            UserError,
+            match=r"hub data set 'owner/name' cannot be .*no network.*: expected a connection",
         ):
             load_corpus(config)
         broken = datasets.IterableDataset.from_generator(no_more, gen_kwargs={"number": 1})
         monkeypatch.setattr(rows, "open_hub", lambda *_args, broken=broken, **_options: broken)
-        with pytest.raises(UserError, match=r"'owner/name' cannot be read: .*: expected a connection"):
+        with pytest.raises(
+            UserError, match=r"'owner/name' cannot be read: .*: expected a connection"
+        ):
             load_corpus(config)

@@ -149,4 +149,6 @@ def test_for_a_gpu_bytes_are_pinned_and_arrive_as_they_were(corpus):
             symbol_BN = ahead.next(4).symbol_BN
             assert symbol_BN.is_pinned()
             assert symbol_BN.dtype == torch.uint8
-            assert torch.equal(symbol_BN.to(device, non_blocking=True).long().cpu(), plain.next(4).symbol_BN)
+            assert torch.equal(
+                symbol_BN.to(device, non_blocking=True).long().cpu(), plain.next(4).symbol_BN
+            )

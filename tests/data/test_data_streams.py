@@ -39,7 +39,12 @@ def corpus_of(shards, *, same=False, **changes):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(rows, "open_hub", lambda *_, **__: opened)
         READ.clear()
-        chosen = {"source": "hub:owner/name", "seq_len": 16, "validation": 0.1, "shuffle_buffer": 40}
+        chosen = {
+            "source": "hub:owner/name",
+            "seq_len": 16,
+            "validation": 0.1,
+            "shuffle_buffer": 40,
+        }
         return load_corpus(DataConfig(**(chosen | changes)))
 
 
@@ -51,14 +56,32 @@ def corpora():
 class World:
     """All ranks of a run, one after the other, in one process."""
 
-    def __init__(self, corpus, accumulate, batch_size, world, *, most=16, split_each_pass=False, state=None, seed=1):
-        self.slots = [BatchAssignment(accumulate, batch_size, rank, world, split_each_pass) for rank in range(world)]
-        self.count = BatchAssignment(accumulate, batch_size, split_each_pass=split_each_pass).streams(most)
+    def __init__(
+        self,
+        corpus,
+        accumulate,
+        batch_size,
+        world,
+        *,
+        most=16,
+        split_each_pass=False,
+        state=None,
+        seed=1,
+    ):
+        self.slots = [
+            BatchAssignment(accumulate, batch_size, rank, world, split_each_pass)
+            for rank in range(world)
+        ]
+        self.count = BatchAssignment(
+            accumulate, batch_size, split_each_pass=split_each_pass
+        ).streams(most)
         streams = [corpus.streams(self.count, seed=seed) for _ in self.slots]
         if state is not None:
             for each in streams:
                 each.load_state_dict(json.loads(json.dumps(state)))
-        self.sources = [RankStream(each, slots) for each, slots in zip(streams, self.slots, strict=True)]
+        self.sources = [
+            RankStream(each, slots) for each, slots in zip(streams, self.slots, strict=True)
+        ]
 
     def update(self):
         """By pass and row: the text of an update's sequences, their origin and document."""
@@ -68,7 +91,11 @@ class World:
                 batch = source.next(len(slots.rows))
                 for place, row in enumerate(slots.rows):
                     assert (number, row) not in found
-                    told = bytes(batch.symbol_BN[place].tolist()), batch.origin[place], int(batch.document_B[place])
+                    told = (
+                        bytes(batch.symbol_BN[place].tolist()),
+                        batch.origin[place],
+                        int(batch.document_B[place]),
+                    )
                     found[number, row] = told
         return dict(sorted(found.items()))
 
@@ -127,9 +154,17 @@ def test_streams_together_read_every_row_once_an_epoch():
     for shards in (1, 3, 8, 23):
         for streams in (1, 2, 3, 8):
             parts = partition_shards(range(shards), streams)
-            taken = [(s, row) for part in parts for s in part.shards for row in range(50) if part.has(s, row)]
+            taken = [
+                (s, row)
+                for part in parts
+                for s in part.shards
+                for row in range(50)
+                if part.has(s, row)
+            ]
             assert sorted(taken) == [(shard, row) for shard in range(shards) for row in range(50)]
-            counts = [sum(part.has(s, row) for s in part.shards for row in range(50)) for part in parts]
+            counts = [
+                sum(part.has(s, row) for s in part.shards for row in range(50)) for part in parts
+            ]
             assert max(counts) - min(counts) <= (50 if shards >= streams else shards)
 
 
@@ -161,7 +196,8 @@ def test_validation_documents_are_never_trained_on(shards, cut):
     assert cut == "document" or len(held | trained) > 0.5 * shards * ROWS
     said = b"said once and again"[:16]
     validated = {bytes(row) for row in corpus.validation().symbol_BN.tolist()}
-    if cut == "document" and said in validated:  # what is said in every shard is held out wherever it is said
+    # what is said in every shard is held out wherever it is said
+    if cut == "document" and said in validated:
         assert not any(text == said for text, _, _ in found)
     assert cut == "chunk" or shards < 20 or said in validated
 
@@ -184,7 +220,8 @@ def test_validation_knows_nothing_of_streams_and_batches():
     one, other = (corpus_of(64, streams=streams) for streams in (1, 16))
     assert one.fingerprint == other.fingerprint
     assert one.validation(300).origin == other.validation(300).origin
-    first = [origin.split(" row ")[0] for origin in one.validation(300).origin]  # more than a shard has
+    # more than a shard has
+    first = [origin.split(" row ")[0] for origin in one.validation(300).origin]
     assert len(set(first)) > 1
     assert corpus_of(64, seed=1).validation(300).origin != one.validation(300).origin
 
@@ -192,10 +229,19 @@ def test_validation_knows_nothing_of_streams_and_batches():
 def test_a_state_of_other_streams_is_refused_in_one_message():
     corpus = corpus_of(64)
     state = World(corpus, 1, 8, 1, most=8).state()
-    with pytest.raises(UserError, match=r"has 8 for the number of streams, expected 4: .*data\.streams"):
+    with pytest.raises(
+        UserError, match=r"has 8 for the number of streams, expected 4: .*data\.streams"
+    ):
         World(corpus, 1, 8, 1, most=4, state=state)
-    earlier = {"fingerprint": corpus.fingerprint, "position": 3, "blocks": {"seed": 1, "row": 25, "source": {}}}
-    with pytest.raises(UserError, match=r"has 1 for the number of streams, expected 8: resume with the data.streams"):
+    earlier = {
+        "fingerprint": corpus.fingerprint,
+        "position": 3,
+        "blocks": {"seed": 1, "row": 25, "source": {}},
+    }
+    with pytest.raises(
+        UserError,
+        match=r"has 1 for the number of streams, expected 8: resume with the data.streams",
+    ):
         World(corpus, 1, 8, 1, most=8, state=earlier)
     changed = {"streams": [place | {"fingerprint": "of others"} for place in state["streams"]]}
     with pytest.raises(UserError, match="of corpus of others"):
@@ -207,12 +253,17 @@ def test_a_stream_with_nothing_to_train_on_says_so():
     one = corpus.streams(20)
     assert len(one.streams[0].next(3)) == 3
     corpus = corpus_of(3, seq_len=16, validation=1 - 1e-9)
-    with pytest.raises(UserError, match=r"stream 2 of 4 of it has no sequence .* or data\.streams, or set data\.cut"):
+    with pytest.raises(
+        UserError,
+        match=r"stream 2 of 4 of it has no sequence .* or data\.streams, or set data\.cut",
+    ):
         corpus.streams(4).streams[2].next(1)
 
 
 def test_data_in_memory_is_a_single_stream():
-    corpus = load_corpus(DataConfig(source="words", seq_len=32, words_documents=40, lexicon_size=10))
+    corpus = load_corpus(
+        DataConfig(source="words", seq_len=32, words_documents=40, lexicon_size=10)
+    )
     streams = corpus.streams(8, seed=3)
     assert len(streams.streams) == 1
     plain = corpus.train(seed=3)
@@ -229,7 +280,10 @@ def tables(tmp_path, monkeypatch):
     opened, real = [], Parquet._generate_tables
 
     def counted(self, files, row_groups_list):
-        opened.extend((file.rpartition("/")[2], groups) for file, groups in zip(files, row_groups_list, strict=True))
+        opened.extend(
+            (file.rpartition("/")[2], groups)
+            for file, groups in zip(files, row_groups_list, strict=True)
+        )
         return real(self, files, row_groups_list)
 
     monkeypatch.setattr(Parquet, "_generate_tables", counted)
@@ -239,7 +293,9 @@ def tables(tmp_path, monkeypatch):
 def test_local_files_stream_by_row_groups(tables):
     folder, opened = tables
     corpus = load_corpus(
-        DataConfig(source=f"hub:{folder}", cut="document", seq_len=16, validation=0.1, shuffle_buffer=40)
+        DataConfig(
+            source=f"hub:{folder}", cut="document", seq_len=16, validation=0.1, shuffle_buffer=40
+        )
     )
     held = set(corpus.validation(10**6).document_B.tolist())
     assert len(held) == 4 * 8  # of 40 row groups, four
@@ -261,9 +317,12 @@ def test_local_files_stream_by_row_groups(tables):
 
 
 def test_many_files_are_not_split_into_row_groups(tmp_path, monkeypatch):
-    pq.write_table(pa.table({"text": ["some text that is long enough"] * 4}), tmp_path / "0.parquet")
+    pq.write_table(
+        pa.table({"text": ["some text that is long enough"] * 4}), tmp_path / "0.parquet"
+    )
     source = f"hub:{tmp_path}"
     monkeypatch.setattr("tokenv.data.hub.MIN_FILES", 1)
     monkeypatch.setattr(datasets.IterableDataset, "reshard", lambda _: pytest.fail("taken apart"))
-    with pytest.raises(UserError, match="no sequence"):  # the four are alike, and here none is held out
+    # the four are alike, and here none is held out
+    with pytest.raises(UserError, match="no sequence"):
         load_corpus(DataConfig(source=source, seq_len=16))

@@ -39,8 +39,17 @@ EXACT = {"rtol": 1e-12, "atol": 1e-12}
 
 
 def make_lm(direct=True, residual=True, linear_path=0):
-    sizes = {"width": WIDTH, "heads": 2, "down_layers": 1, "mid_layers": 1, "up_layers": 1, "window": 3}
-    codec = SeriesCodec(WIDTH, residual=residual, horizon=HORIZON, direct=direct, linear_path=linear_path)
+    sizes = {
+        "width": WIDTH,
+        "heads": 2,
+        "down_layers": 1,
+        "mid_layers": 1,
+        "up_layers": 1,
+        "window": 3,
+    }
+    codec = SeriesCodec(
+        WIDTH, residual=residual, horizon=HORIZON, direct=direct, linear_path=linear_path
+    )
     lm = UNet(UNetConfig(**sizes), codec).double()
     if linear_path:
         torch.nn.init.normal_(lm.auxiliary_head.linear_path)
@@ -95,13 +104,21 @@ def test_no_boundary_and_no_forecast_knows_what_is_to_come(step, linear_path):
 @pytest.mark.parametrize("residual", [False, True])
 def test_a_linear_path_moves_the_densities_by_what_it_predicts(residual):
     """Check against the map written out: sums over the framed values of the history, and a constant."""
-    lm, agent, symbol_BN = make_lm(residual=residual, linear_path=HISTORY), make_agent(), make_series()
+    lm, agent, symbol_BN = (
+        make_lm(residual=residual, linear_path=HISTORY),
+        make_agent(),
+        make_series(),
+    )
     td = rollout(lm, agent, symbol_BN)
     y_BLD = lm.decode_hidden(lm.encode(symbol_BN[:, :HISTORY]), td[keys.ACTION][:, :HISTORY])
     plain = SeriesCodec(WIDTH)
     for h in range(HORIZON):
-        z_BL = ((symbol_BN[..., VALUE] - symbol_BN[..., LOCATION]) / symbol_BN[..., SCALE])[:, :HISTORY, 0]
-        predicted_B = (z_BL * lm.auxiliary_head.linear_path[:-1, h]).sum(1) + lm.auxiliary_head.linear_path[-1, h]
+        z_BL = ((symbol_BN[..., VALUE] - symbol_BN[..., LOCATION]) / symbol_BN[..., SCALE])[
+            :, :HISTORY, 0
+        ]
+        predicted_B = (z_BL * lm.auxiliary_head.linear_path[:-1, h]).sum(
+            1
+        ) + lm.auxiliary_head.linear_path[-1, h]
         target = symbol_BN[:, HISTORY + h].clone()
         target[..., VALUE] -= predicted_B[:, None] * target[..., SCALE]
         wanted_B = plain.log_prob(lm.auxiliary_head(y_BLD[:, -1])[:, h], target)
@@ -111,7 +128,13 @@ def test_a_linear_path_moves_the_densities_by_what_it_predicts(residual):
 def test_a_run_with_a_linear_path_begins_as_dlinear(tmp_path):
     """Hardly trained, its mean forecasts are DLinear's; a checkpoint carries the map."""
     series = {"context": 16, "count": 2, "length": 400, "dwell": 8}
-    data = {"kind": "series", "source": "regimes", "seq_len": 24, "validation": 0.3, "options": series}
+    data = {
+        "kind": "series",
+        "source": "regimes",
+        "seq_len": 24,
+        "validation": 0.3,
+        "options": series,
+    }
     of = settings(
         data=data,
         train={"symbols": 200, "learning_rate": 1e-9, "warmup_symbols": 0},
@@ -134,7 +157,8 @@ def test_the_last_value_of_the_history_moves_early_boundaries():
     other_BN = symbol_BN.clone()
     other_BN[:, HISTORY - 1, :, VALUE] += 1.0
     one, other = (
-        rollout(lm, agent, symbols, noise=torch.full((2, LENGTH - 1), 0.5)) for symbols in (symbol_BN, other_BN)
+        rollout(lm, agent, symbols, noise=torch.full((2, LENGTH - 1), 0.5))
+        for symbols in (symbol_BN, other_BN)
     )
     assert (one[keys.BOUNDARY_PROB] != other[keys.BOUNDARY_PROB])[:, 1].any()
 
@@ -147,20 +171,28 @@ def test_what_is_observed_before_any_decision_is_what_a_rollout_decides_by():
     assert torch.equal(agent.draw(seen, noise)[keys.ACTION], td[keys.ACTION])
 
 
-@pytest.mark.parametrize("agent", [Uniform(0.5, HISTORY + 1), ExactCount(WIDTH, HISTORY + 1, 0.5).double()])
+@pytest.mark.parametrize(
+    "agent", [Uniform(0.5, HISTORY + 1), ExactCount(WIDTH, HISTORY + 1, 0.5).double()]
+)
 def test_exact_counts_are_those_of_the_history(agent):
     td = rollout(make_lm(), agent, make_series(), noise=torch.rand(2, LENGTH - 1).double())
     assert (td[keys.ACTION].sum(-1) == 4).all()
 
 
 def test_it_is_refused_where_symbols_are_predicted_one_by_one():
-    with pytest.raises(ValueError, match=r"ConditionalBernoulli agent reads the whole history .* would look ahead"):
+    with pytest.raises(
+        ValueError, match=r"ConditionalBernoulli agent reads the whole history .* would look ahead"
+    ):
         rollout(make_lm(direct=False), make_agent(), make_series())
     loaded = PretrainedAgent(make_agent(), make_lm(), lambda rows: make_lm())
-    with pytest.raises(ValueError, match=r"PretrainedAgent agent reads the whole history .* would look ahead"):
+    with pytest.raises(
+        ValueError, match=r"PretrainedAgent agent reads the whole history .* would look ahead"
+    ):
         rollout(make_lm(direct=False), loaded, make_series())
     for name in ("quick", "series-synthetic", "etth1"):
-        with pytest.raises(ValueError, match=r"would look ahead\. Expected direct forecasts, .*codec\.direct=True"):
+        with pytest.raises(
+            ValueError, match=r"would look ahead\. Expected direct forecasts, .*codec\.direct=True"
+        ):
             check_components(resolve([name], {"agent": {"name": "conditional"}}))
 
 
@@ -168,9 +200,18 @@ def test_it_is_refused_where_symbols_are_predicted_one_by_one():
     ("updates", "message"),
     [
         ({"codec": {"horizon": 0}}, r"codec.direct = True with codec.horizon = 0"),
-        ({"codec": {"linear_path": 5}}, r"codec.linear_path = 5: expected 0, or data.seq_len - codec.horizon = 168"),
-        ({"codec": {"linear_path": 168, "direct": False}}, r"codec.linear_path = 168 without codec.direct"),
-        ({"codec": {"horizon": 30}}, r"data.options.context = 168: expected data.seq_len - codec.horizon = 162"),
+        (
+            {"codec": {"linear_path": 5}},
+            r"codec.linear_path = 5: expected 0, or data.seq_len - codec.horizon = 168",
+        ),
+        (
+            {"codec": {"linear_path": 168, "direct": False}},
+            r"codec.linear_path = 168 without codec.direct",
+        ),
+        (
+            {"codec": {"horizon": 30}},
+            r"data.options.context = 168: expected data.seq_len - codec.horizon = 162",
+        ),
     ],
 )
 def test_what_a_direct_model_needs_is_asked_for(updates, message):
@@ -180,7 +221,9 @@ def test_what_a_direct_model_needs_is_asked_for(updates, message):
 
 def test_nothing_goes_step_by_step():
     lm, agent, symbol_BN = make_lm(), make_agent(), make_series()
-    with pytest.raises(ValueError, match=r"last 3 symbols of a sequence at once.*nothing to step by"):
+    with pytest.raises(
+        ValueError, match=r"last 3 symbols of a sequence at once.*nothing to step by"
+    ):
         TokenizationEnv(lm, TensorSource(symbol_BN), 2).reset()
     with pytest.raises(ValueError, match=r"last 3 symbols of a sequence at once and no next one"):
         generate(lm, agent, symbol_BN, 2)
@@ -195,10 +238,18 @@ class World:
     def __init__(self):
         torch.manual_seed(1)
         self.lm, self.agent, self.symbol_BN = make_lm(), make_agent(), make_series(batch=1)
-        self.inputs = [*self.agent.parameters(), *self.lm.codec.parameters(), *self.lm.down.parameters()]
-        rows = [[1, *(int(i in some) for i in range(6))] for some in itertools.combinations(range(6), 3)]
+        self.inputs = [
+            *self.agent.parameters(),
+            *self.lm.codec.parameters(),
+            *self.lm.down.parameters(),
+        ]
+        rows = [
+            [1, *(int(i in some) for i in range(6))] for some in itertools.combinations(range(6), 3)
+        ]
         # 0 forces a boundary, and 1 none
-        noise = torch.nn.functional.pad(1 - torch.tensor(rows).double(), (0, HORIZON - 1), value=0.5)
+        noise = torch.nn.functional.pad(
+            1 - torch.tensor(rows).double(), (0, HORIZON - 1), value=0.5
+        )
         self.td = rollout(self.lm, self.agent, self.symbol_BN, noise=noise.unsqueeze(1))
         assert self.td[keys.ACTION][:, 0, :HISTORY].tolist() == rows
         self.log_prob_C = self.td[keys.ACTION_LOG_PROB].sum((1, 2))
@@ -213,7 +264,9 @@ class World:
     def expected(self, estimator):
         """Of the estimator's gradient, over all combinations of its samples' draws."""
         samples = estimator.sampling.samples
-        tuples = torch.cartesian_prod(*[torch.arange(len(self.log_prob_C))] * samples).view(-1, samples)
+        tuples = torch.cartesian_prod(*[torch.arange(len(self.log_prob_C))] * samples).view(
+            -1, samples
+        )
         weight = self.log_prob_C.detach()[tuples].sum(-1).exp()
         td = self.td[tuples] if estimator.sampling.num_samples else self.td[tuples[:, 0]]
         loss = estimator(td)[keys.LOSS_POLICY].flatten(1).sum(1) / samples
@@ -261,13 +314,18 @@ def test_a_run_of_it_trains_forecasts_and_is_compared(series_settings, tmp_path,
         "loss": {"rate": 0.0},
     }
     words = [
-        f"{section}.{key}={value}" for section, of in settings.items() if section != "rate" for key, value in of.items()
+        f"{section}.{key}={value}"
+        for section, of in settings.items()
+        if section != "rate"
+        for key, value in of.items()
     ]
     run_command("train", ["with", "rate=0.2", *words])
     result = run_command("evaluate", ["with", "run=runs/1"])["sampled"]
     assert result["boundary_rate"] == pytest.approx(5 / 24)
     assert result["boundary_f1"] > 0
-    found = run_command("forecast", ["with", "run=runs/1", "horizon=8", "direct=True", "samples=4", "windows=4"])
+    found = run_command(
+        "forecast", ["with", "run=runs/1", "horizon=8", "direct=True", "samples=4", "windows=4"]
+    )
     assert found["crps"] > 0
     with pytest.raises(ValueError, match="horizon = 6: expected 8"):
         run_command("forecast", ["with", "run=runs/1", "horizon=6", "direct=True"])

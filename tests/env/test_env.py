@@ -49,7 +49,9 @@ def make_entropy(mode, theta):
 
 
 def make_env(symbol_BN, lm=None, **options):
-    return TokenizationEnv(make_lm() if lm is None else lm, TensorSource(symbol_BN), len(symbol_BN), **options)
+    return TokenizationEnv(
+        make_lm() if lm is None else lm, TensorSource(symbol_BN), len(symbol_BN), **options
+    )
 
 
 def random_symbols(batch, length):
@@ -65,7 +67,9 @@ def assert_same(actual, expected):
     assert actual.batch_size == expected.batch_size
     assert set(actual.keys(True, True)) == set(expected.keys(True, True))
     for key in expected.keys(True, True):
-        assert_close(actual[key], expected[key], **TOLERANCE, msg=lambda text, key=key: f"{key}: {text}")
+        assert_close(
+            actual[key], expected[key], **TOLERANCE, msg=lambda text, key=key: f"{key}: {text}"
+        )
 
 
 def agents(length):
@@ -104,7 +108,9 @@ def test_stepping_equals_one_pass(name, data):
     window, attended = data.draw(st.sampled_from([8, 9])), data.draw(st.sampled_from([1, 4, 32]))
     probability = st.floats(1e-6, 1 - 1e-6)
     row = st.lists(probability, min_size=length - 1, max_size=length - 1)
-    noise_BT = torch.tensor(data.draw(st.lists(row, min_size=batch, max_size=batch)), dtype=torch.float64)
+    noise_BT = torch.tensor(
+        data.draw(st.lists(row, min_size=batch, max_size=batch)), dtype=torch.float64
+    )
     lm = make_lm(attended, POOLING.get(name, "select"))
     agent = agents(length)[name]
     optional = [keys.EARLY_ENTROPY] if keys.EARLY_ENTROPY in agent.in_keys else []
@@ -153,7 +159,10 @@ def test_keys_shapes_and_dtypes_agree_in_other_precisions(dtype):
     check_env_specs(env)
     agent, noise_BT = Learned(WIDTH), torch.rand(2, 9)
     stepped, one_pass = step_through(env, agent, noise_BT), env.one_pass(agent, noise=noise_BT)
-    assert all(x.dtype in (torch.float32, torch.int64, torch.bool) for x in one_pass.detach().values(True, True))
+    assert all(
+        x.dtype in (torch.float32, torch.int64, torch.bool)
+        for x in one_pass.detach().values(True, True)
+    )
 
     def layout(td):
         return {key: (td[key].shape, td[key].dtype) for key in td.keys(True, True)}
@@ -198,7 +207,8 @@ def test_rows_start_anew_alone():
     """Rows which are reset in the middle behave like new environments, without an effect on the others."""
     lm, symbol_BN = make_lm(), random_symbols(6, 12)
     env = make_env(symbol_BN[:3], lm)
-    env.source = TensorSource(symbol_BN)  # the first three, then one more for each row that starts anew
+    # the first three, then one more for each row that starts anew
+    env.source = TensorSource(symbol_BN)
     action_BT = torch.randint(2, (3, 11))
 
     def advance(td, i):
@@ -316,7 +326,13 @@ def test_a_symbol_moves_nothing_before_it(seed, t, stepping):
 
     before, after = roll(symbol_BN), roll(changed_BN)
     # Decisions at t and later may read x_t; the prediction of x_t stands at step t - 1.
-    for key in (keys.BOUNDARY_LOGITS, keys.ACTION, keys.ACTION_LOG_PROB, keys.ENCODING, keys.LAST_ACTIONS):
+    for key in (
+        keys.BOUNDARY_LOGITS,
+        keys.ACTION,
+        keys.ACTION_LOG_PROB,
+        keys.ENCODING,
+        keys.LAST_ACTIONS,
+    ):
         assert_close(after[key][:, :t], before[key][:, :t], **TOLERANCE)
     for key in (keys.REWARD, keys.LOG_LIKELIHOOD, keys.LOG_LIKELIHOOD_EARLY):
         assert_close(after[key][:, : max(t - 1, 0)], before[key][:, : max(t - 1, 0)], **TOLERANCE)
@@ -362,7 +378,9 @@ def test_padding_changes_nothing(name, samples):
     agent = agents(14)[name]
     td = rollout(lm, agent, symbol_BN, noise=noise, length_B=length_B).detach()
     for b, length in enumerate(length_B.tolist()):
-        alone = rollout(lm, agent, symbol_BN[b : b + 1, :length], noise=noise[..., b : b + 1, : length - 1]).detach()
+        alone = rollout(
+            lm, agent, symbol_BN[b : b + 1, :length], noise=noise[..., b : b + 1, : length - 1]
+        ).detach()
         assert_same(td[..., b : b + 1, : length - 1], alone)
         padding = td[..., b, length - 1 :]
         for key in (
@@ -375,7 +393,11 @@ def test_padding_changes_nothing(name, samples):
             keys.LOG_LIKELIHOOD_EARLY,
             keys.REWARD,
         ):
-            if name in ("uniform", "random") and key in (keys.ACTION_LOG_PROB, keys.ENTROPY, keys.ACTION):
+            if name in ("uniform", "random") and key in (
+                keys.ACTION_LOG_PROB,
+                keys.ENTROPY,
+                keys.ACTION,
+            ):
                 continue  # their places are those of a full sequence
             assert not padding[key].any(), key
         assert padding[keys.DONE].all()
@@ -383,7 +405,13 @@ def test_padding_changes_nothing(name, samples):
 
 @pytest.mark.parametrize("agent", [Uniform(0.4, 14), Random(0.4, 14)])
 def test_fixed_agents_draw_nothing_in_the_padding(agent):
-    td = rollout(make_lm(), agent, random_symbols(1, 14), noise=random_noise(1, 13), length_B=torch.tensor([6]))
+    td = rollout(
+        make_lm(),
+        agent,
+        random_symbols(1, 14),
+        noise=random_noise(1, 13),
+        length_B=torch.tensor([6]),
+    )
     assert not td[keys.ACTION][:, 5:].any()
     assert not td[keys.ENTROPY][:, 5:].any()
 
@@ -397,8 +425,12 @@ def test_the_one_pass_rollout_carries_gradients(samples):
     td = rollout(lm, agent, random_symbols(2, 12), Sampling(num_samples=samples))
 
     def reached(scalar):
-        parameters = dict(lm.named_parameters(prefix="lm")) | dict(agent.named_parameters(prefix="agent"))
-        grads = torch.autograd.grad(scalar, list(parameters.values()), retain_graph=True, allow_unused=True)
+        parameters = dict(lm.named_parameters(prefix="lm")) | dict(
+            agent.named_parameters(prefix="agent")
+        )
+        grads = torch.autograd.grad(
+            scalar, list(parameters.values()), retain_graph=True, allow_unused=True
+        )
         return {
             ".".join(name.split(".")[:2])
             for name, grad in zip(parameters, grads, strict=True)
@@ -407,7 +439,12 @@ def test_the_one_pass_rollout_carries_gradients(samples):
 
     late = {"lm.codec", "lm.down", "lm.mid", "lm.up", "lm.norm", "lm.head"}
     assert reached(td[keys.LOG_LIKELIHOOD].sum()) == late
-    assert reached(td[keys.LOG_LIKELIHOOD_EARLY].sum()) == {"lm.codec", "lm.down", "lm.early_norm", "lm.early_head"}
+    assert reached(td[keys.LOG_LIKELIHOOD_EARLY].sum()) == {
+        "lm.codec",
+        "lm.down",
+        "lm.early_norm",
+        "lm.early_head",
+    }
     for key in (keys.ACTION_LOG_PROB, keys.BOUNDARY_LOGITS, keys.ENTROPY):
         assert reached(td[key].sum()) == {"lm.codec", "lm.down", "agent.projection"}
     carrying = {
@@ -421,7 +458,12 @@ def test_the_one_pass_rollout_carries_gradients(samples):
 
 
 def test_with_reward_only_the_model_learns_from_the_first_sample_as_if_it_were_alone():
-    lm, agent, symbol_BN, noise = make_lm(), make_learned(), random_symbols(2, 9), random_noise(3, 2, 8)
+    lm, agent, symbol_BN, noise = (
+        make_lm(),
+        make_learned(),
+        random_symbols(2, 9),
+        random_noise(3, 2, 8),
+    )
     td = rollout(lm, agent, symbol_BN, Sampling(reward_only=True), noise=noise)
     alone = rollout(lm, agent, symbol_BN, noise=noise[0])
     loss = (td[keys.LOG_LIKELIHOOD] * td[keys.SAMPLE_WEIGHT]).sum()
@@ -436,7 +478,9 @@ def test_with_reward_only_the_model_learns_from_the_first_sample_as_if_it_were_a
 def test_stepping_carries_no_gradient_into_the_model():
     lm = make_lm()
     td = make_env(random_symbols(2, 6), lm).rollout(10, make_learned())
-    grads = torch.autograd.grad(td[keys.ACTION_LOG_PROB].sum(), list(lm.parameters()), allow_unused=True)
+    grads = torch.autograd.grad(
+        td[keys.ACTION_LOG_PROB].sum(), list(lm.parameters()), allow_unused=True
+    )
     assert all(grad is None for grad in grads)
     assert not td[keys.REWARD].requires_grad
 
@@ -450,7 +494,9 @@ def test_errors_say_what_was_expected():
         TokenizationEnv(lm, source, 0)
     with pytest.raises(ValueError, match="window = -1: expected 0 or more"):
         TokenizationEnv(lm, source, 1, window=-1)
-    with pytest.raises(ValueError, match=r"hold 2 earlier actions and the policy reads 3: .* window=3 or more"):
+    with pytest.raises(
+        ValueError, match=r"hold 2 earlier actions and the policy reads 3: .* window=3 or more"
+    ):
         TokenizationEnv(lm, source, 1, window=2).rollout(5, make_learned(3))
 
 
@@ -465,7 +511,9 @@ def test_the_reward_is_in_nats():
     assert not td[keys.REWARD].any()
 
 
-@pytest.mark.parametrize("agent", [make_learned(window=2), make_entropy("global", 0.5)], ids=["learned", "entropy"])
+@pytest.mark.parametrize(
+    "agent", [make_learned(window=2), make_entropy("global", 0.5)], ids=["learned", "entropy"]
+)
 def test_what_an_agent_decides_by_needs_no_decision(agent):
     lm, symbol_BN, noise_BT = make_lm(), random_symbols(2, 12), torch.rand(2, 11)
     seen, whole = observe(lm, agent, symbol_BN), rollout(lm, agent, symbol_BN, noise=noise_BT)

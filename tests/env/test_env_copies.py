@@ -17,7 +17,9 @@ from tokenv.lm.config import UNetConfig
 from tokenv.lm.unet import UNet
 
 WIDTH, BATCH, LENGTH, BEFORE = 16, 3, 12, 4
-WORDS = DataConfig(source="words", seq_len=LENGTH, words_documents=20, lexicon_size=20, validation=0.1)
+WORDS = DataConfig(
+    source="words", seq_len=LENGTH, words_documents=20, lexicon_size=20, validation=0.1
+)
 EXACT = {"rtol": 0, "atol": 0}
 
 
@@ -53,7 +55,9 @@ def test_a_copy_goes_on_as_the_original_does(copy, pooling):
     env = make_env(pooling, optional_keys=["early_entropy"], rates=0.3)
     *_, td = steps(env, env.reset(), BEFORE)
     other = copy(env)
-    following = zip(steps(env, td, LENGTH - 1 - BEFORE), steps(other, td, LENGTH - 1 - BEFORE), strict=True)
+    following = zip(
+        steps(env, td, LENGTH - 1 - BEFORE), steps(other, td, LENGTH - 1 - BEFORE), strict=True
+    )
     for one, another in following:
         assert_close(dict(one.items()), dict(another.items()), **EXACT)
     assert one[keys.DONE[1]].all()
@@ -84,7 +88,9 @@ def test_a_seed_opens_the_same_text_in_a_copy():
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore:Creating .* which inherits from WeightUpdaterBase:DeprecationWarning")
+@pytest.mark.filterwarnings(
+    "ignore:Creating .* which inherits from WeightUpdaterBase:DeprecationWarning"
+)
 def test_a_collector_steps_it_in_processes():
     from torchrl.collectors import MultiSyncCollector
 

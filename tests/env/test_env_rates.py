@@ -33,7 +33,9 @@ def seeded():
 
 
 def make_env(lm, symbol_BN, rates=RANGE, **options):
-    return TokenizationEnv(lm, TensorSource(symbol_BN), len(symbol_BN), window=4, rates=rates, **options)
+    return TokenizationEnv(
+        lm, TensorSource(symbol_BN), len(symbol_BN), window=4, rates=rates, **options
+    )
 
 
 def assert_same(one, other):
@@ -89,7 +91,9 @@ def test_without_rates_observations_are_what_they_were(tiny_lm, symbol_BN):
 
 @pytest.mark.parametrize("rate", [0.0, 1.0, torch.tensor([0.2, 0.3])])
 def test_rates_that_cannot_be_are_refused(tiny_lm, symbol_BN, rate):
-    with pytest.raises(ValueError, match=r"expected boundaries per symbol in \(0, 1\), one number or 3"):
+    with pytest.raises(
+        ValueError, match=r"expected boundaries per symbol in \(0, 1\), one number or 3"
+    ):
         rollout(tiny_lm, rate_conditioned_agents(WIDTH, LENGTH)["uniform"], symbol_BN, rate=rate)
 
 
@@ -98,7 +102,11 @@ def test_a_rate_for_all_is_the_agent_of_that_rate(tiny_lm, symbol_BN, name):
     """At one rate a rate-conditioned agent equals one built for that rate; its gains and shifts start at 0."""
     told = rate_conditioned_agents(WIDTH, LENGTH)[name]
     kind = type(told)
-    options = {"rounding": told.rounding} if hasattr(told, "rounding") else {"width": WIDTH, "window": told.window}
+    options = (
+        {"rounding": told.rounding}
+        if hasattr(told, "rounding")
+        else {"width": WIDTH, "window": told.window}
+    )
     if "learned" not in name:
         options["seq_len"] = LENGTH
     plain = kind(rate=0.3, **options).double().train(told.training)
@@ -112,10 +120,16 @@ def test_a_rate_for_all_is_the_agent_of_that_rate(tiny_lm, symbol_BN, name):
     how = {"noise": noise, "sampling": Sampling(num_samples=2), "length_B": length_B}
     one = rollout(tiny_lm, plain, symbol_BN, **how)
     other = rollout(tiny_lm, told, symbol_BN, rate=rate_B, **how)
-    for key in (keys.ACTION, keys.ACTION_LOG_PROB, keys.BOUNDARY_PROB, keys.ENTROPY, keys.LOG_LIKELIHOOD):
-        assert_close(one[key], other[key], rtol=1e-6, atol=1e-6) if "rounding" in name else assert_close(
-            one[key], other[key], **TOLERANCE
-        )
+    for key in (
+        keys.ACTION,
+        keys.ACTION_LOG_PROB,
+        keys.BOUNDARY_PROB,
+        keys.ENTROPY,
+        keys.LOG_LIKELIHOOD,
+    ):
+        assert_close(
+            one[key], other[key], rtol=1e-6, atol=1e-6
+        ) if "rounding" in name else assert_close(one[key], other[key], **TOLERANCE)
 
 
 @TOLD
@@ -148,7 +162,8 @@ def test_drawn_rates_depend_on_the_slot_alone(tiny_lm, symbol_BN):
     for row in range(BATCH):
         noise = random_noise(1, LENGTH - 1)
         assert torch.equal(
-            rates(slice(row, row + 1), group=Group(row, BATCH), noise=noise)[0, :1], every[row : row + 1]
+            rates(slice(row, row + 1), group=Group(row, BATCH), noise=noise)[0, :1],
+            every[row : row + 1],
         )
 
 
@@ -172,7 +187,9 @@ def test_scored_again_a_rollout_stays_what_it_was(tiny_lm, symbol_BN, name):
     head = rescore_head(agent, td)[keys.ACTION_LOG_PROB]
     grads = torch.autograd.grad(head.sum(), list(agent.parameters()))
     assert all(grad.any() for grad in grads)
-    assert_close(agent.get_dist(td).log_prob(td[keys.ACTION]), td[keys.ACTION_LOG_PROB], **TOLERANCE)
+    assert_close(
+        agent.get_dist(td).log_prob(td[keys.ACTION]), td[keys.ACTION_LOG_PROB], **TOLERANCE
+    )
 
 
 @TOLD
@@ -180,7 +197,13 @@ def test_generation_equals_one_pass_over_the_result(tiny_lm, name):
     agent = rate_conditioned_agents(WIDTH, LENGTH)[name].eval()
     prompt, rate_B = torch.randint(256, (BATCH, 4)), torch.tensor([0.15, 0.3, 0.55])
     done = generate(
-        tiny_lm, agent, prompt, LENGTH - 4, temperature=0, rate=rate_B, generator=torch.Generator().manual_seed(0)
+        tiny_lm,
+        agent,
+        prompt,
+        LENGTH - 4,
+        temperature=0,
+        rate=rate_B,
+        generator=torch.Generator().manual_seed(0),
     )
     noise_BN = torch.rand(BATCH, LENGTH, generator=torch.Generator().manual_seed(0))
     # A rollout decides nothing at its last symbol, so one more is put there.
@@ -202,7 +225,10 @@ def test_strict_counts_are_each_sequences_own(tiny_lm):
 
 def test_a_policy_hears_its_rate_and_learns_from_it(tiny_lm, symbol_BN):
     agent = stir(Learned(WIDTH, window=1, scale=1.0, rates=RANGE)).double().eval()
-    probs = [rollout(tiny_lm, agent, symbol_BN, rate=rate)[keys.BOUNDARY_LOGITS].detach() for rate in (0.2, 0.4)]
+    probs = [
+        rollout(tiny_lm, agent, symbol_BN, rate=rate)[keys.BOUNDARY_LOGITS].detach()
+        for rate in (0.2, 0.4)
+    ]
     start = torch.logit(torch.tensor(0.4)) - torch.logit(torch.tensor(0.2))
     moved = (probs[1] - probs[0])[:, 1:]
     assert (moved - start).abs().max() > 0.01  # beyond the shift that the start gives

@@ -68,7 +68,9 @@ def test_generation_equals_one_pass_over_the_result(tiny_lm, agent, kind):
 
 def test_draws_follow_the_generator(tiny_lm, agent):
     prompt = torch.randint(256, (2, 1))
-    first, again, other = (generate(tiny_lm, agent, prompt, 12, generator=seeded(s)) for s in (1, 1, 2))
+    first, again, other = (
+        generate(tiny_lm, agent, prompt, 12, generator=seeded(s)) for s in (1, 1, 2)
+    )
     assert torch.equal(first.symbol_BN, again.symbol_BN)
     assert torch.equal(first.action_BN, again.action_BN)
     assert not torch.equal(first.symbol_BN, other.symbol_BN)
@@ -131,7 +133,9 @@ def loaded(lm):
 @pytest.mark.parametrize("kind", ["given", "uniform", "entropy", "loaded", "hnet"])
 def test_a_prompt_that_is_read_once_continues_as_one_read_for_every_sample(kind, pooling):
     torch.manual_seed(1)
-    size = UNetConfig(width=16, heads=2, down_layers=1, mid_layers=2, up_layers=1, window=4, pooling=pooling)
+    size = UNetConfig(
+        width=16, heads=2, down_layers=1, mid_layers=2, up_layers=1, window=4, pooling=pooling
+    )
     lm = UNet(size).double().eval()
     agents = {
         "given": given,
@@ -156,7 +160,17 @@ def test_a_prompt_that_is_read_once_continues_as_one_read_for_every_sample(kind,
 @settings(deadline=None, max_examples=15)
 @hypothesis_given(
     kind=st.sampled_from(
-        ["learned", "given", "uniform", "random", "random rate", "entropy", "loaded", "hnet", "series"]
+        [
+            "learned",
+            "given",
+            "uniform",
+            "random",
+            "random rate",
+            "entropy",
+            "loaded",
+            "hnet",
+            "series",
+        ]
     ),
     lengths=st.lists(st.integers(1, 9), min_size=1, max_size=5),
     samples=st.integers(1, 2),
@@ -164,7 +178,9 @@ def test_a_prompt_that_is_read_once_continues_as_one_read_for_every_sample(kind,
     steps=st.sampled_from([1, 4, 32]),
     stopped=st.booleans(),
 )
-def test_prompts_of_any_lengths_continue_as_each_alone(kind, lengths, samples, max_new_tokens, steps, stopped):
+def test_prompts_of_any_lengths_continue_as_each_alone(
+    kind, lengths, samples, max_new_tokens, steps, stopped
+):
     torch.manual_seed(1)
     size = UNetConfig(width=16, heads=2, down_layers=1, mid_layers=2, up_layers=1, window=4)
     lm = UNet(size, SeriesCodec(16, 1) if kind == "series" else None).double().eval()
@@ -185,7 +201,9 @@ def test_prompts_of_any_lengths_continue_as_each_alone(kind, lengths, samples, m
     whole = torch.randint(256, (len(lengths), 9))
     if kind == "series":
         frame = torch.tensor([0.0, 1.0, 1.0, 0.0])
-        whole = torch.cat([torch.randn(len(lengths), 9, 1, 1), frame.expand(len(lengths), 9, 1, 4)], -1)
+        whole = torch.cat(
+            [torch.randn(len(lengths), 9, 1, 1), frame.expand(len(lengths), 9, 1, 4)], -1
+        )
     prompts = [row[:length] for row, length in zip(whole, lengths, strict=True)]
     options = {"samples": samples, "temperature": 0.9, "top_p": 0.9}
     if stopped and kind != "series":
@@ -194,7 +212,12 @@ def test_prompts_of_any_lengths_continue_as_each_alone(kind, lengths, samples, m
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(generation, "NOISE_STEPS", steps)
         together = generate(
-            lm, agent, prompts, max_new_tokens, generator=list(map(seeded, range(len(prompts)))), **options
+            lm,
+            agent,
+            prompts,
+            max_new_tokens,
+            generator=list(map(seeded, range(len(prompts)))),
+            **options,
         )
     for b, prompt in enumerate(prompts):
         alone = generate(lm, agent, prompt[None], max_new_tokens, generator=seeded(b), **options)
@@ -212,7 +235,9 @@ def test_random_numbers_of_several_steps_are_those_of_multinomial():
     torch.testing.assert_close(noise, expected, rtol=1e-6, atol=0)
     each = seeded()
     chosen = (prob / noise).argmax(-1)
-    assert torch.equal(chosen, torch.stack([torch.multinomial(p, 1, generator=each)[:, 0] for p in prob]))
+    assert torch.equal(
+        chosen, torch.stack([torch.multinomial(p, 1, generator=each)[:, 0] for p in prob])
+    )
 
 
 @pytest.mark.parametrize("top_p", [0.3, 0.95, 1.0])
@@ -220,9 +245,14 @@ def test_random_numbers_of_several_steps_are_those_of_multinomial():
 def test_compiled_draws_are_those_of_torch_in_float64(top_p, scale):
     """Whether all probabilities are alike, or some are equal, or one symbol has all."""
     codec = ByteCodec(4)
-    parameters, noise = scale * torch.randn(300, 256).round(decimals=1), codec.sample_noise(300, seeded())
+    parameters, noise = (
+        scale * torch.randn(300, 256).round(decimals=1),
+        codec.sample_noise(300, seeded()),
+    )
     options = {"temperature": 0.9, "top_p": top_p, "noise": noise}
-    assert torch.equal(codec.sample(parameters, **options), codec.sample(parameters.double(), **options))
+    assert torch.equal(
+        codec.sample(parameters, **options), codec.sample(parameters.double(), **options)
+    )
 
 
 def test_a_subclass_with_a_distribution_of_its_own_is_asked_for_it(tiny_lm):
@@ -232,7 +262,12 @@ def test_a_subclass_with_a_distribution_of_its_own_is_asked_for_it(tiny_lm):
             return BoundaryDistribution(dist.logits - 100.0, dist.decision_mask, dist.forced)
 
     agent = Never(tiny_lm.config.width, rate=0.9).to(tiny_lm.head.weight.dtype).eval()
-    assert generate(tiny_lm, agent, torch.ones(2, 3, dtype=torch.long), 9, generator=seeded()).action_BN.sum() == 2
+    assert (
+        generate(
+            tiny_lm, agent, torch.ones(2, 3, dtype=torch.long), 9, generator=seeded()
+        ).action_BN.sum()
+        == 2
+    )
 
 
 def test_generators_must_fit_the_prompts(tiny_lm, agent):

@@ -40,7 +40,9 @@ def lm():
 
 def seeded(seed):
     """Return a source with a different order for every seed."""
-    return TensorSource(torch.randint(256, (50, LENGTH), generator=torch.Generator().manual_seed(seed)))
+    return TensorSource(
+        torch.randint(256, (50, LENGTH), generator=torch.Generator().manual_seed(seed))
+    )
 
 
 def random_actions(*shape):
@@ -148,7 +150,9 @@ def assert_same(actual, expected, what):
         assert set(actual) == set(expected), what
         for key in expected:
             assert_same(actual[key], expected[key], f"{what}[{key!r}]")
-    elif isinstance(expected, tuple) or (isinstance(expected, np.ndarray) and expected.dtype == object):
+    elif isinstance(expected, tuple) or (
+        isinstance(expected, np.ndarray) and expected.dtype == object
+    ):
         assert type(actual) is type(expected), what
         assert_same(dict(enumerate(actual)), dict(enumerate(expected)), what)
     elif isinstance(expected, np.ndarray):
@@ -165,11 +169,21 @@ def test_the_vector_environment_is_single_ones_side_by_side(lm, symbol_BN):
         return lambda: BytesEnv(lm, TensorSource(symbol_BN[b::3]), window=3)
 
     theirs = SyncVectorEnv([row(b) for b in range(3)], autoreset_mode=AutoresetMode.SAME_STEP)
-    options = {"lm": lm, "source": TensorSource(symbol_BN), "window": 3, "autoreset_mode": "SameStep"}
+    options = {
+        "lm": lm,
+        "source": TensorSource(symbol_BN),
+        "window": 3,
+        "autoreset_mode": "SameStep",
+    }
     ours = gymnasium.make_vec(BYTES_ID, num_envs=3, **options)
     assert isinstance(ours, BytesVectorEnv)
     assert ours.num_envs == 3
-    for name in ("observation_space", "action_space", "single_observation_space", "single_action_space"):
+    for name in (
+        "observation_space",
+        "action_space",
+        "single_observation_space",
+        "single_action_space",
+    ):
         assert getattr(ours, name) == getattr(theirs, name)
 
     for answers in zip(ours.reset(), theirs.reset(), strict=True):
@@ -178,14 +192,23 @@ def test_the_vector_environment_is_single_ones_side_by_side(lm, symbol_BN):
     for i, actions in enumerate(random_actions(2 * STEPS + 3, 3)):
         mine, other = ours.step(actions), theirs.step(actions)
         assert mine[0] in ours.observation_space
-        for name, a, b in zip(("observation", "reward", "terminated", "truncated"), mine, other, strict=False):
+        for name, a, b in zip(
+            ("observation", "reward", "terminated", "truncated"), mine, other, strict=False
+        ):
             assert_same(a, b, f"{name} at step {i}")
         assert_same(mine[4], other[4], f"info at step {i}")
 
 
 def test_the_default_mode_is_gymnasiums():
-    ours, theirs = gymnasium.make_vec(BYTES_ID, num_envs=1), gymnasium.make_vec("CartPole-v1", num_envs=1)
-    assert ours.metadata["autoreset_mode"] is theirs.metadata["autoreset_mode"] is AutoresetMode.NEXT_STEP
+    ours, theirs = (
+        gymnasium.make_vec(BYTES_ID, num_envs=1),
+        gymnasium.make_vec("CartPole-v1", num_envs=1),
+    )
+    assert (
+        ours.metadata["autoreset_mode"]
+        is theirs.metadata["autoreset_mode"]
+        is AutoresetMode.NEXT_STEP
+    )
 
 
 def test_sequences_that_end_start_anew_in_the_same_step(lm, symbol_BN):
@@ -231,7 +254,9 @@ def test_vector_defaults_and_seeds():
 
 
 def test_statistics_wrapper_of_gymnasium_works(lm, symbol_BN):
-    envs = gymnasium.wrappers.vector.RecordEpisodeStatistics(BytesVectorEnv(3, lm, TensorSource(symbol_BN)))
+    envs = gymnasium.wrappers.vector.RecordEpisodeStatistics(
+        BytesVectorEnv(3, lm, TensorSource(symbol_BN))
+    )
     envs.reset()
     total = 0
     for actions in random_actions(STEPS, 3):

@@ -70,23 +70,33 @@ def test_disabled_waits_for_a_reset_of_all_or_some(lm):
     assert envs.step(ACTIONS[0])[4]["position"].tolist() == [1, LENGTH - 2, 1]
 
 
-@pytest.mark.parametrize("mask", [[True] * ROWS, np.zeros(ROWS, bool), np.ones(ROWS + 1, bool), np.ones(ROWS, int)])
+@pytest.mark.parametrize(
+    "mask", [[True] * ROWS, np.zeros(ROWS, bool), np.ones(ROWS + 1, bool), np.ones(ROWS, int)]
+)
 def test_what_is_no_mask_is_refused(lm, mask):
     envs = BytesVectorEnv(ROWS, lm, TensorSource(symbols()))
     envs.reset()
-    with pytest.raises(ValueError, match=r"reset_mask = .*: expected a bool array of 3 with at least one True"):
+    with pytest.raises(
+        ValueError, match=r"reset_mask = .*: expected a bool array of 3 with at least one True"
+    ):
         envs.reset(options={"reset_mask": mask})
 
 
 def test_what_is_no_mode_is_refused(lm):
-    with pytest.raises(ValueError, match=r"autoreset_mode = 'never': expected one of NextStep, SameStep, Disabled"):
+    with pytest.raises(
+        ValueError, match=r"autoreset_mode = 'never': expected one of NextStep, SameStep, Disabled"
+    ):
         BytesVectorEnv(ROWS, lm, TensorSource(symbols()), autoreset_mode="never")
 
 
 def test_gymnasiums_wrappers_of_vectors_follow(lm):
     """Wrappers of observations accept no other mode."""
     envs = gymnasium.make_vec(
-        "tokenv.env:tokenv/Bytes-v0", num_envs=ROWS, lm=lm, source=TensorSource(symbols()), autoreset_mode="NextStep"
+        "tokenv.env:tokenv/Bytes-v0",
+        num_envs=ROWS,
+        lm=lm,
+        source=TensorSource(symbols()),
+        autoreset_mode="NextStep",
     )
     flat = gymnasium.wrappers.vector.FlattenObservation(envs)
     normal = gymnasium.wrappers.vector.NormalizeObservation(flat)

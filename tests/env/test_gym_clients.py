@@ -39,13 +39,17 @@ def symbol_BN():
 
 
 def seeded(seed):
-    return TensorSource(torch.randint(256, (50, LENGTH), generator=torch.Generator().manual_seed(seed)))
+    return TensorSource(
+        torch.randint(256, (50, LENGTH), generator=torch.Generator().manual_seed(seed))
+    )
 
 
 # --- finding it ---
 
 
-@pytest.mark.parametrize("program", ["import tokenv.env", "gymnasium.make_vec and __import__('tokenv.env')"])
+@pytest.mark.parametrize(
+    "program", ["import tokenv.env", "gymnasium.make_vec and __import__('tokenv.env')"]
+)
 def test_registering_loads_nothing_heavy(program):
     code = f"import sys, gymnasium; {program}; assert {BYTES_ID!r} in gymnasium.registry; "
     code += "assert 'torch' not in sys.modules"
@@ -89,13 +93,17 @@ def test_without_a_seed_every_environment_reads_something_else(lm):
 
 
 def test_sources_of_two_lengths_are_refused(lm):
-    env = TokenizationEnv(lm, lambda seed: TensorSource(torch.zeros(2, 5 + seed % 2, dtype=torch.long)), 1)
+    env = TokenizationEnv(
+        lm, lambda seed: TensorSource(torch.zeros(2, 5 + seed % 2, dtype=torch.long)), 1
+    )
     other = 2 if env.source.seq_len == 6 else 1
     with pytest.raises(ValueError, match="a source of"):
         env.set_seed(other)
 
 
-OPENER = CorpusFactory(DataConfig(source="words", seq_len=LENGTH, words_documents=20, lexicon_size=20, validation=0.1))
+OPENER = CorpusFactory(
+    DataConfig(source="words", seq_len=LENGTH, words_documents=20, lexicon_size=20, validation=0.1)
+)
 
 
 def make_env():
@@ -122,7 +130,9 @@ def assert_workers_read_different_text(make):
         for seed in (5, 5, 6):
             env.set_seed(seed)
             td = env.rollout(LENGTH - 1, break_when_any_done=False)
-            texts.append(td[keys.SYMBOL].flatten(0, -2) if td[keys.SYMBOL].ndim > 2 else td[keys.SYMBOL])
+            texts.append(
+                td[keys.SYMBOL].flatten(0, -2) if td[keys.SYMBOL].ndim > 2 else td[keys.SYMBOL]
+            )
             first, second = td[keys.SYMBOL]  # of two workers
             assert not torch.equal(first, second)
         assert torch.equal(texts[0], texts[1])
@@ -131,7 +141,9 @@ def assert_workers_read_different_text(make):
         env.close()
 
 
-torchrls_own = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
+torchrls_own = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning"
+)
 
 
 @torchrls_own
@@ -155,7 +167,9 @@ def test_workers_of_a_collector_read_different_text():
     from torchrl.collectors import MultiSyncCollector
 
     frames = 2 * 2 * (LENGTH - 1)
-    collector = MultiSyncCollector([make_env, make_env], None, frames_per_batch=frames, total_frames=frames)
+    collector = MultiSyncCollector(
+        [make_env, make_env], None, frames_per_batch=frames, total_frames=frames
+    )
     try:
         collector.set_seed(5)
         (td,) = [td.clone() for td in collector]
@@ -167,10 +181,14 @@ def test_workers_of_a_collector_read_different_text():
 
 def test_several_seeds_make_one(lm):
     envs = BytesVectorEnv(3, lm, seeded)
-    first, again, other = (envs.reset(seed=seeds)[0]["encoding"] for seeds in ([1, 2, 3], [1, 2, 3], [1, 2, 4]))
+    first, again, other = (
+        envs.reset(seed=seeds)[0]["encoding"] for seeds in ([1, 2, 3], [1, 2, 3], [1, 2, 4])
+    )
     assert np.array_equal(first, again)
     assert not np.array_equal(first, other)
-    assert np.array_equal(envs.reset(seed=7)[0]["encoding"], envs.reset(seed=np.int64(7))[0]["encoding"])
+    assert np.array_equal(
+        envs.reset(seed=7)[0]["encoding"], envs.reset(seed=np.int64(7))[0]["encoding"]
+    )
     envs.reset(seed=[None, None, None])
 
 
@@ -188,7 +206,9 @@ def test_one_action_comes_in_many_shapes(action, lm, symbol_BN):
     assert env.step(action)[1] == plain.step(1)[1]
 
 
-@pytest.mark.parametrize("action", [2, -1, 0.5, np.array([0, 1]), np.array([2]), "1", None, [], True])
+@pytest.mark.parametrize(
+    "action", [2, -1, 0.5, np.array([0, 1]), np.array([2]), "1", None, [], True]
+)
 def test_what_is_no_action_is_refused(action, lm, symbol_BN):
     env = BytesEnv(lm, TensorSource(symbol_BN))
     env.reset()
@@ -241,7 +261,11 @@ def test_masks_say_where_an_action_has_an_effect(lm, symbol_BN):
 def test_the_text_so_far_is_shown(lm):
     text = b"a fox\n\xc3\xa4\xff"
     env = gymnasium.make(
-        BYTES_ID, lm=lm, source=TensorSource(torch.tensor([list(text)])), render_mode="ansi", disable_env_checker=True
+        BYTES_ID,
+        lm=lm,
+        source=TensorSource(torch.tensor([list(text)])),
+        render_mode="ansi",
+        disable_env_checker=True,
     )
     env.reset()
     assert env.render() == "a"
@@ -254,7 +278,8 @@ def test_the_text_so_far_is_shown(lm):
 
 def test_pictures_are_all_of_one_size(lm, symbol_BN):
     env = RenderCollection(
-        gymnasium.make(BYTES_ID, lm=lm, source=TensorSource(symbol_BN), render_mode="rgb_array"), pop_frames=False
+        gymnasium.make(BYTES_ID, lm=lm, source=TensorSource(symbol_BN), render_mode="rgb_array"),
+        pop_frames=False,
     )
     env.reset()
     while not env.step(1)[2]:
@@ -306,7 +331,10 @@ def test_a_series_is_shown_by_its_heights():
     envs = SeriesVectorEnv(2, render_mode="rgb_array")
     envs.reset(seed=0)
     assert envs.render()[0].ndim == 3
-    assert gymnasium.make(SERIES_ID, render_mode="rgb_array", disable_env_checker=True).render_mode == "rgb_array"
+    assert (
+        gymnasium.make(SERIES_ID, render_mode="rgb_array", disable_env_checker=True).render_mode
+        == "rgb_array"
+    )
 
 
 def test_boundaries_are_drawn_where_they_are():

@@ -59,8 +59,12 @@ class DigitPolicy(Policy):
         self.weight = torch.nn.Parameter(torch.tensor([3.0, 0.5], dtype=torch.float64))
 
     def get_dist(self, tensordict):
-        logits = self.weight[0] * tensordict[IS_DIGIT] + self.weight[1] * (tensordict[TOKEN_LENGTH] - 4)
-        return BoundaryDistribution(logits, tensordict[keys.DECISION_MASK], forced_action(tensordict))
+        logits = self.weight[0] * tensordict[IS_DIGIT] + self.weight[1] * (
+            tensordict[TOKEN_LENGTH] - 4
+        )
+        return BoundaryDistribution(
+            logits, tensordict[keys.DECISION_MASK], forced_action(tensordict)
+        )
 
     def draw(self, observation, noise):
         length = HISTORY_KEYS[TOKEN_LENGTH].initial(noise.shape[0], 0, noise.device)
@@ -114,13 +118,17 @@ def test_it_is_absent_unless_an_agent_or_an_environment_asks_for_it(tiny_lm):
     env = TokenizationEnv(tiny_lm, TensorSource(symbol_BN), 3)
     assert IS_DIGIT not in env.reset()
     assert IS_DIGIT in env.one_pass(DigitPolicy())
-    with pytest.raises(ValueError, match=r"optional_keys = \['colour'\]: expected some of early_entropy, is_digit"):
+    with pytest.raises(
+        ValueError, match=r"optional_keys = \['colour'\]: expected some of early_entropy, is_digit"
+    ):
         Observer(8, frozenset({"colour"}))
 
 
 def test_generation_and_rescoring_read_it(tiny_lm):
     lm, agent, prompt = tiny_lm.double(), DigitPolicy(), digits_and_letters(2, 6)
-    generated = generate(lm, agent, prompt, 10, samples=2, generator=torch.Generator().manual_seed(0))
+    generated = generate(
+        lm, agent, prompt, 10, samples=2, generator=torch.Generator().manual_seed(0)
+    )
     noise_BN = torch.rand(4, 16, generator=torch.Generator().manual_seed(0))
     noise_BN[:, :6] = noise_BN[::2, :6].repeat_interleave(2, 0)
     drawn = rollout(lm, agent, generated.symbol_BN, noise=noise_BN[:, :-1])

@@ -45,7 +45,9 @@ symbols = partial(symbols_of_row, LENGTH, ROWS)
 
 
 def seeded(seed):
-    return TensorSource(torch.randint(256, (50, LENGTH), generator=torch.Generator().manual_seed(seed)))
+    return TensorSource(
+        torch.randint(256, (50, LENGTH), generator=torch.Generator().manual_seed(seed))
+    )
 
 
 def many(lm, source, **options):
@@ -65,19 +67,26 @@ def assert_same_observations(one, other):
 def test_rows_are_stable_baselines3s_own_of_single_environments(lm):
     """Compare two episodes and the beginning of a third, with the infos of ends and resets."""
     ours = SB3VecEnv(many(lm, TensorSource(symbols()), window=3))
-    theirs = DummyVecEnv([lambda row=row: BytesEnv(lm, TensorSource(symbols(row)), window=3) for row in range(ROWS)])
+    theirs = DummyVecEnv(
+        [lambda row=row: BytesEnv(lm, TensorSource(symbols(row)), window=3) for row in range(ROWS)]
+    )
     assert (ours.num_envs, ours.action_space) == (theirs.num_envs, theirs.action_space)
     assert ours.observation_space == theirs.observation_space
     assert_same_observations(ours.reset(), theirs.reset())
     ends = 0
     for actions in ACTIONS:
-        (mine, reward, done, infos), (yours, *other, their_infos) = ours.step(actions), theirs.step(actions)
+        (mine, reward, done, infos), (yours, *other, their_infos) = (
+            ours.step(actions),
+            theirs.step(actions),
+        )
         assert_same_observations(mine, yours)
         assert (reward.dtype, done.dtype) == (other[0].dtype, other[1].dtype)
         assert_allclose(reward, other[0], rtol=1e-5)
         assert_array_equal(done, other[1])
         for row in range(ROWS):
-            last, other_last = (info[row].pop("terminal_observation", None) for info in (infos, their_infos))
+            last, other_last = (
+                info[row].pop("terminal_observation", None) for info in (infos, their_infos)
+            )
             assert (last is None) == (other_last is None) == (not done[row])
             if last is not None:
                 assert_same_observations(last, other_last)
@@ -130,7 +139,9 @@ def test_rows_are_asked_and_set_as_one(lm):
     envs.reset()
     assert [masks.tolist() for masks in envs.env_method("action_masks")] == [[False, True]] * ROWS
     envs.step(ACTIONS[0])
-    assert [masks.tolist() for masks in envs.env_method("action_masks", indices=[0, 2])] == [[True, True]] * 2
+    assert [masks.tolist() for masks in envs.env_method("action_masks", indices=[0, 2])] == [
+        [True, True]
+    ] * 2
     assert len(envs.env_method("render", indices=1)) == 1
     assert envs.get_attr("render_mode") == ["ansi"] * ROWS
     assert envs.get_attr("num_envs", indices=[1]) == [ROWS]
@@ -139,7 +150,11 @@ def test_rows_are_asked_and_set_as_one(lm):
     envs.set_attr("wings", 2)
     assert envs.get_attr("wings") == [2] * ROWS
     assert envs.env_is_wrapped(RecordEpisodeStatistics) == [True] * ROWS
-    assert envs.env_is_wrapped(RecordVideo, indices=0) == envs.env_is_wrapped(Monitor, indices=0) == [False]
+    assert (
+        envs.env_is_wrapped(RecordVideo, indices=0)
+        == envs.env_is_wrapped(Monitor, indices=0)
+        == [False]
+    )
     with pytest.raises(ValueError, match=r"indices = 0: expected None"):
         envs.set_attr("wings", 3, indices=0)
     with pytest.raises(AttributeError, match="'reset': expected one of action_masks, render"):
@@ -170,7 +185,10 @@ def test_stable_baselines3s_wrappers_take_every_observation(lm):
     for actions in ACTIONS:
         observation, reward, *_ = envs.step(actions)
         assert all(np.isfinite(x).all() for x in (reward, *observation.values()))
-    assert {name: x.shape for name, x in observation.items()} == {"encoding": (ROWS, 32), "last_actions": (ROWS, 16)}
+    assert {name: x.shape for name, x in observation.items()} == {
+        "encoding": (ROWS, 32),
+        "last_actions": (ROWS, 16),
+    }
 
 
 # --- algorithms ---
@@ -199,7 +217,13 @@ class Noted(VecEnvWrapper):
 ALGORITHMS = {
     "PPO": {"n_steps": 16, "batch_size": 24, "n_epochs": 2},
     "A2C": {"n_steps": 8},
-    "DQN": {"learning_starts": 20, "train_freq": 2, "batch_size": 16, "buffer_size": 200, "target_update_interval": 40},
+    "DQN": {
+        "learning_starts": 20,
+        "train_freq": 2,
+        "batch_size": 16,
+        "buffer_size": 200,
+        "target_update_interval": 40,
+    },
     "RecurrentPPO": {"n_steps": 16, "batch_size": 24, "n_epochs": 2},
     "MaskablePPO": {"n_steps": 16, "batch_size": 24, "n_epochs": 2},
 }
@@ -213,11 +237,16 @@ def test_algorithms_learn_on_many_rows(name, lm):
         library = pytest.importorskip("sb3_contrib", reason="needs tokenv[sb3]")
     envs = Noted(SB3VecEnv(many(lm, seeded)))
     policy = "MultiInputLstmPolicy" if name == "RecurrentPPO" else "MultiInputPolicy"
-    model = getattr(library, name)(policy, VecMonitor(envs), seed=1, device="cpu", **ALGORITHMS[name])
+    model = getattr(library, name)(
+        policy, VecMonitor(envs), seed=1, device="cpu", **ALGORITHMS[name]
+    )
     before = [p.detach().clone() for p in model.policy.parameters()]
     model.learn(total_timesteps=300)
     assert model.num_timesteps >= 300
-    assert any(not torch.equal(old, new) for old, new in zip(before, model.policy.parameters(), strict=True))
+    assert any(
+        not torch.equal(old, new)
+        for old, new in zip(before, model.policy.parameters(), strict=True)
+    )
     assert all(p.isfinite().all() for p in model.policy.parameters())
     assert {episode["l"] for episode in model.ep_info_buffer} == {STEPS}
     # The plain environment gives the same for the same.
@@ -235,11 +264,15 @@ def test_algorithms_learn_on_many_rows(name, lm):
 @pytest.mark.slow
 def test_ppo_learns_without_any_change():
     env = gymnasium.make(tokenv.env.gym.BYTES_ID)
-    ppo = stable_baselines3.PPO("MultiInputPolicy", env, n_steps=127, batch_size=127, n_epochs=2, seed=0, device="cpu")
+    ppo = stable_baselines3.PPO(
+        "MultiInputPolicy", env, n_steps=127, batch_size=127, n_epochs=2, seed=0, device="cpu"
+    )
     before = [p.detach().clone() for p in ppo.policy.parameters()]
     ppo.learn(total_timesteps=3 * 127)
     assert ppo.num_timesteps == 3 * 127
-    assert any(not torch.equal(old, new) for old, new in zip(before, ppo.policy.parameters(), strict=True))
+    assert any(
+        not torch.equal(old, new) for old, new in zip(before, ppo.policy.parameters(), strict=True)
+    )
     assert all(p.isfinite().all() for p in ppo.policy.parameters())
     episodes = [episode["l"] for episode in ppo.ep_info_buffer]
     assert episodes == [127] * 3
@@ -250,5 +283,7 @@ def test_ppo_learns_without_any_change():
 @pytest.mark.slow
 def test_the_documents_lines_run():
     """Run code blocks which need an extra, and which the test of all other blocks leaves out."""
-    (block,) = re.findall(r"```python\n(from stable_baselines3 .*?)```", DOCUMENT.read_text(), re.DOTALL)
+    (block,) = re.findall(
+        r"```python\n(from stable_baselines3 .*?)```", DOCUMENT.read_text(), re.DOTALL
+    )
     exec(block.replace('run="runs/1"', "seq_len=16").replace("10_000", "256"), {})

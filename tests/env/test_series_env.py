@@ -47,7 +47,14 @@ unbounded = pytest.mark.filterwarnings(
 
 
 def make_lm(channels=1, density="student_t", residual=False, horizon=0):
-    sizes = {"width": WIDTH, "heads": 2, "down_layers": 1, "mid_layers": 2, "up_layers": 1, "window": 4}
+    sizes = {
+        "width": WIDTH,
+        "heads": 2,
+        "down_layers": 1,
+        "mid_layers": 2,
+        "up_layers": 1,
+        "window": 4,
+    }
     codec = SeriesCodec(WIDTH, channels, density, residual=residual, horizon=horizon)
     return UNet(UNetConfig(**sizes), codec).double()
 
@@ -55,7 +62,9 @@ def make_lm(channels=1, density="student_t", residual=False, horizon=0):
 def framed(value_BNC):
     batch, _, channels = value_BNC.shape
     usual = {"mean_BC": np.zeros((batch, channels)), "std_BC": np.ones((batch, channels))}
-    return torch.from_numpy(normalise_window(np.asarray(value_BNC, dtype=np.float64), CONTEXT, **usual, floor=0.1))
+    return torch.from_numpy(
+        normalise_window(np.asarray(value_BNC, dtype=np.float64), CONTEXT, **usual, floor=0.1)
+    )
 
 
 def random_values(batch, length, channels=1, missing=0.2, seed=0):
@@ -95,7 +104,11 @@ def make_learned():
 )
 def test_stepping_equals_one_pass(density, seed, batch, length, channels, missing, residual):
     torch.manual_seed(seed)
-    lm, agent, noise_BT = make_lm(channels, density, residual), make_learned(), random_noise(batch, length - 1)
+    lm, agent, noise_BT = (
+        make_lm(channels, density, residual),
+        make_learned(),
+        random_noise(batch, length - 1),
+    )
     env = make_env(framed(random_values(batch, length, channels, missing, seed)), lm)
     stepped = step_through(env, agent, noise_BT)
     env.source.position = 0
@@ -110,13 +123,20 @@ def test_stepping_equals_one_pass(density, seed, batch, length, channels, missin
 
 @pytest.mark.parametrize("missing", [0.0, 0.3])
 def test_torchrls_specs_hold(missing):
-    env = make_env(framed(random_values(3, 9, 2, missing)), make_lm(2), optional_keys=["early_entropy"])
+    env = make_env(
+        framed(random_values(3, 9, 2, missing)), make_lm(2), optional_keys=["early_entropy"]
+    )
     check_env_specs(env)
     assert env.one_pass(Scripted())[keys.REWARD].isfinite().all()
 
 
 @settings(deadline=None, max_examples=25)
-@given(st.integers(0, 1000), st.integers(CONTEXT, 15), st.sampled_from(["larger", "missing"]), st.booleans())
+@given(
+    st.integers(0, 1000),
+    st.integers(CONTEXT, 15),
+    st.sampled_from(["larger", "missing"]),
+    st.booleans(),
+)
 def test_a_value_moves_nothing_before_it(seed, t, change, residual):
     """Beyond the context, a value x_t changes no action and encoding before t and no earlier likelihood."""
     torch.manual_seed(seed)
@@ -124,7 +144,9 @@ def test_a_value_moves_nothing_before_it(seed, t, change, residual):
     value_BNC = random_values(1, 16, missing=0.0, seed=seed)
     changed_BNC = value_BNC.copy()
     changed_BNC[0, t] = np.nan if change == "missing" else changed_BNC[0, t] + 30
-    before, after = (rollout(lm, agent, framed(v), noise=noise_BT).detach() for v in (value_BNC, changed_BNC))
+    before, after = (
+        rollout(lm, agent, framed(v), noise=noise_BT).detach() for v in (value_BNC, changed_BNC)
+    )
     for key in (keys.ACTION, keys.ENCODING, keys.BOUNDARY_PROB):
         assert torch.equal(before[key][:, :t], after[key][:, :t]), key
     for key in (keys.LOG_LIKELIHOOD, keys.LOG_LIKELIHOOD_EARLY, keys.REWARD):
@@ -138,7 +160,12 @@ def test_gradients_are_finite_whatever_is_missing(residual):
     value_BNC = random_values(3, 12, 2, missing=0.4)
     value_BNC[1] = np.nan
     td = rollout(lm, agent, framed(value_BNC), generator=torch.Generator().manual_seed(0))
-    learned = (keys.LOG_LIKELIHOOD, keys.LOG_LIKELIHOOD_EARLY, keys.ACTION_LOG_PROB, keys.LOG_LIKELIHOOD_AUXILIARY)
+    learned = (
+        keys.LOG_LIKELIHOOD,
+        keys.LOG_LIKELIHOOD_EARLY,
+        keys.ACTION_LOG_PROB,
+        keys.LOG_LIKELIHOOD_AUXILIARY,
+    )
     sum(td[key].sum() for key in learned).backward()
     for module in (lm, agent):
         assert all(p.grad.isfinite().all() for p in module.parameters() if p.grad is not None)
@@ -180,7 +207,9 @@ def test_a_direct_head_changes_nothing_else():
     more = make_lm(horizon=4)
     for name, value in plain.state_dict().items():
         assert torch.equal(value, more.state_dict()[name]), name
-    assert keys.LOG_LIKELIHOOD_AUXILIARY not in rollout(more, make_learned(), framed(random_values(1, 4)))
+    assert keys.LOG_LIKELIHOOD_AUXILIARY not in rollout(
+        more, make_learned(), framed(random_values(1, 4))
+    )
 
 
 def test_agents_that_read_the_early_entropy_work():
@@ -234,15 +263,21 @@ def most_pairs(drawn, gold, tolerance):
         return 0
     rest = most_pairs(drawn[1:], gold, tolerance)
     near = [g for g in gold if abs(g - drawn[0]) <= tolerance]
-    return max([rest, *(1 + most_pairs(drawn[1:], [h for h in gold if h != g], tolerance) for g in near)])
+    return max(
+        [rest, *(1 + most_pairs(drawn[1:], [h for h in gold if h != g], tolerance) for g in near)]
+    )
 
 
 @settings(deadline=None, max_examples=150)
-@given(st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=11), st.integers(0, 3))
+@given(
+    st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=11), st.integers(0, 3)
+)
 def test_matching_finds_as_many_pairs_as_there_can_be(columns, tolerance):
     drawn, gold = torch.tensor(columns).T
     found = boundary_scores(drawn[None], gold[None], tolerance)
-    hits = most_pairs(drawn.nonzero().flatten().tolist(), gold.nonzero().flatten().tolist(), tolerance)
+    hits = most_pairs(
+        drawn.nonzero().flatten().tolist(), gold.nonzero().flatten().tolist(), tolerance
+    )
     assert found["boundary_precision"] == pytest.approx(hits / max(drawn.sum().item(), 1))
     assert found["boundary_recall"] == pytest.approx(hits / max(gold.sum().item(), 1))
 
@@ -271,7 +306,10 @@ def test_training_speaks_of_nats_per_value(series_settings, tmp_path):
     assert {"nats_per_value_early", "boundary_f1", "standard_error"} <= set(last.metrics())
     assert not any("byte" in name for name in history if not name.endswith("_per_second"))
     assert Evaluation.from_metrics(last.metrics(), "nats_per_value") == last
-    scores = [json.loads((path / "state.json").read_text()) for path in checkpoints.list_complete(tmp_path)]
+    scores = [
+        json.loads((path / "state.json").read_text())
+        for path in checkpoints.list_complete(tmp_path)
+    ]
     assert [score["nats_per_value"] for score in scores[-1:]] == [last.loss]
 
 
@@ -279,7 +317,9 @@ def test_resuming_equals_never_having_stopped(series_settings, tmp_path):
     last, whole = run(series_settings, tmp_path / "whole")
     found = checkpoints.list_complete(tmp_path / "whole")
     assert len(found) >= 2
-    resumed_last, resumed = run(series_settings, tmp_path / "resumed", resume=checkpoints.load(found[0]))
+    resumed_last, resumed = run(
+        series_settings, tmp_path / "resumed", resume=checkpoints.load(found[0])
+    )
     assert resumed_last == last
     for name in whole.keys() - {"train/symbols_per_second"}:
         assert resumed[name] == whole[name], name
@@ -329,7 +369,10 @@ def test_files_train_jointly_and_apart(series_settings, tmp_path):
 def words(settings):
     flat = []
     for section, values in settings.items():
-        texts = {k: v if isinstance(v, str) else json.dumps(v).replace(chr(34), chr(39)) for k, v in values.items()}
+        texts = {
+            k: v if isinstance(v, str) else json.dumps(v).replace(chr(34), chr(39))
+            for k, v in values.items()
+        }
         flat += [f"{section}.{key}={text}" for key, text in texts.items()]
     return flat
 
@@ -366,14 +409,26 @@ def test_commands_show_series_or_say_that_they_do_not(trained, capsys):
 @pytest.mark.parametrize(
     ("updates", "message"),
     [
-        ({"codec": {"name": "bytes"}}, r"codec.name = 'bytes': expected a codec for data.kind=series"),
-        ({"codec": {"name": "series", "densty": 1}}, r"codec.densty is no option of codec 'series'.*'density'"),
+        (
+            {"codec": {"name": "bytes"}},
+            r"codec.name = 'bytes': expected a codec for data.kind=series",
+        ),
+        (
+            {"codec": {"name": "series", "densty": 1}},
+            r"codec.densty is no option of codec 'series'.*'density'",
+        ),
         ({"codec": {"name": "sereis"}}, r"codec.name = 'sereis' is unknown: did you mean 'series'"),
         ({"codec": {"horizon": -1}}, r"codec.horizon = -1: expected 0 or more"),
         ({"codec": {"horizon": 32}}, r"codec.horizon = 32: expected at most data.seq_len - 1 = 31"),
         ({"codec": {"density": "cauchy"}}, r"codec.density = 'cauchy'"),
-        ({"data": {"options": {"contxt": 3}}}, r"data.options.contxt is no option of .*: did you mean 'context'"),
-        ({"data": {"options": {"context": "long"}}}, r"data.options.context = 'long': expected a whole number"),
+        (
+            {"data": {"options": {"contxt": 3}}},
+            r"data.options.contxt is no option of .*: did you mean 'context'",
+        ),
+        (
+            {"data": {"options": {"context": "long"}}},
+            r"data.options.context = 'long': expected a whole number",
+        ),
     ],
 )
 def test_bad_configurations_are_named(series_settings, updates, message):
@@ -383,7 +438,9 @@ def test_bad_configurations_are_named(series_settings, updates, message):
 
 
 def test_text_with_a_codec_of_series_is_refused():
-    with pytest.raises(ValueError, match=r"codec.name = 'series': expected a codec for data.kind=text"):
+    with pytest.raises(
+        ValueError, match=r"codec.name = 'series': expected a codec for data.kind=text"
+    ):
         resolve(["quick"], {"codec": {"name": "series"}})
 
 

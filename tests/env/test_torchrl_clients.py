@@ -18,7 +18,9 @@ from tokenv.estimators.credit import discounted_sum
 
 # TorchRL warns of its own classes when its collectors are imported, hence the imports inside of functions.
 pytestmark = [
-    pytest.mark.filterwarnings("ignore:Creating .* which inherits from WeightUpdaterBase:DeprecationWarning"),
+    pytest.mark.filterwarnings(
+        "ignore:Creating .* which inherits from WeightUpdaterBase:DeprecationWarning"
+    ),
 ]
 
 WIDTH, BATCH, LENGTH = 16, 3, 12
@@ -39,7 +41,9 @@ def agent():
 
 @pytest.fixture
 def critic():
-    return TensorDictModule(nn.Linear(WIDTH, 1).double(), in_keys=[keys.ENCODING], out_keys=["state_value"])
+    return TensorDictModule(
+        nn.Linear(WIDTH, 1).double(), in_keys=[keys.ENCODING], out_keys=["state_value"]
+    )
 
 
 def collect(env, agent, batches=1):
@@ -75,8 +79,12 @@ def moved(agent):
 
 def scores_by_hand(agent, td):
     """Equations 21 to 23 on stored observations and actions: log pi(a), [B, T]."""
-    earlier = torch.cat([torch.ones_like(td[keys.LAST_ACTIONS][..., :1]), td[keys.LAST_ACTIONS]], -1).double()
-    raw = (td[keys.ENCODING] @ agent.projection.weight.T * earlier).sum(-1) / agent.scale + agent.bias
+    earlier = torch.cat(
+        [torch.ones_like(td[keys.LAST_ACTIONS][..., :1]), td[keys.LAST_ACTIONS]], -1
+    ).double()
+    raw = (td[keys.ENCODING] @ agent.projection.weight.T * earlier).sum(
+        -1
+    ) / agent.scale + agent.bias
     logits = agent.softcap * torch.tanh(raw / agent.softcap)
     score = -F.binary_cross_entropy_with_logits(logits, td[keys.ACTION].double(), reduction="none")
     return torch.where(td[keys.DECISION_MASK], score, 0.0)
@@ -95,7 +103,10 @@ def test_a_collector_collects(env, agent):
 
 def test_collected_data_is_what_one_pass_gives(env, agent):
     (td,) = collect(env, agent)
-    action_BT, symbol_BN = td[keys.ACTION], torch.cat([td[keys.SYMBOL], td["next", keys.SYMBOL][:, -1:]], 1)
+    action_BT, symbol_BN = (
+        td[keys.ACTION],
+        torch.cat([td[keys.SYMBOL], td["next", keys.SYMBOL][:, -1:]], 1),
+    )
     late = env.lm.codec.log_prob(env.lm(symbol_BN[:, :-1], action_BT), symbol_BN[:, 1:])
     assert_close(td[keys.LOG_LIKELIHOOD], late.detach())
 
@@ -112,7 +123,9 @@ def test_a2c_scores_stored_actions(env, agent, critic):
 
     (td,) = collect(env, agent)
     credited(td)["value_target"] = torch.randn(BATCH, STEPS, 1).double()
-    loss = A2CLoss(moved(agent), critic, entropy_coeff=0.01, critic_coeff=1.0, loss_critic_type="l2")
+    loss = A2CLoss(
+        moved(agent), critic, entropy_coeff=0.01, critic_coeff=1.0, loss_critic_type="l2"
+    )
     action_BT = td[keys.ACTION].clone()
     losses = loss(td)
     assert torch.equal(td[keys.ACTION], action_BT)
@@ -120,7 +133,10 @@ def test_a2c_scores_stored_actions(env, agent, critic):
     by_hand = -(score * td[keys.ADVANTAGE][..., 0]).mean()
     assert_close(losses["loss_objective"], by_hand)
     assert_close(losses["loss_entropy"], -0.01 * agent.get_dist(td).entropy().mean())
-    assert_close(losses["loss_critic"], (critic.module(td[keys.ENCODING]) - td["value_target"]).square().mean())
+    assert_close(
+        losses["loss_critic"],
+        (critic.module(td[keys.ENCODING]) - td["value_target"]).square().mean(),
+    )
     assert_one_update_is_by_hand(loss, losses["loss_objective"], by_hand, agent)
 
 
@@ -147,7 +163,10 @@ def test_ppo_scores_stored_actions(env, agent, critic, with_critic):
     assert_close(losses["loss_objective"], by_hand)
     assert_close(losses["loss_entropy"], -0.01 * agent.get_dist(td).entropy().mean())
     if with_critic:
-        assert_close(losses["loss_critic"], (critic.module(td[keys.ENCODING]) - td["value_target"]).square().mean())
+        assert_close(
+            losses["loss_critic"],
+            (critic.module(td[keys.ENCODING]) - td["value_target"]).square().mean(),
+        )
     assert_one_update_is_by_hand(loss, losses["loss_objective"], by_hand, agent)
 
 
@@ -184,7 +203,8 @@ def test_transforms_apply(env, agent):
     assert td["next", "step_count"][..., 0].tolist() == [list(range(1, STEPS + 1))] * BATCH
 
 
-@pytest.mark.parametrize("gamma", [0.5, 0.9, 0.99, 1.0])  # TorchRL cuts the powers of smaller ones short
+# TorchRL cuts the powers of smaller ones short
+@pytest.mark.parametrize("gamma", [0.5, 0.9, 0.99, 1.0])
 def test_reward2go_is_discounted_sum(env, agent, gamma):
     from torchrl.objectives.value.functional import reward2go
 
@@ -196,6 +216,8 @@ def test_reward2go_is_discounted_sum(env, agent, gamma):
 def test_the_distribution_takes_stored_data_of_any_shape(env, agent):
     td = env.one_pass(agent, Sampling(num_samples=2)).detach()
     flat = td.reshape(-1)
-    assert_close(agent.get_dist(td).log_prob(td[keys.ACTION]), td[keys.ACTION_LOG_PROB], check_dtype=False)
+    assert_close(
+        agent.get_dist(td).log_prob(td[keys.ACTION]), td[keys.ACTION_LOG_PROB], check_dtype=False
+    )
     scores = agent.get_dist(flat).log_prob(flat[keys.ACTION])
     assert_close(scores.view(td.shape), scores_by_hand(agent, td), check_dtype=False)

@@ -53,7 +53,14 @@ STEPS = LENGTH - 1
 
 def make_env(pooling="select", **options):
     torch.manual_seed(0)
-    sizes = {"width": WIDTH, "heads": 2, "down_layers": 1, "mid_layers": 1, "up_layers": 1, "window": 4}
+    sizes = {
+        "width": WIDTH,
+        "heads": 2,
+        "down_layers": 1,
+        "mid_layers": 1,
+        "up_layers": 1,
+        "window": 4,
+    }
     lm = UNet(UNetConfig(**sizes, pooling=pooling)).double()
     return TokenizationEnv(lm, TensorSource(torch.randint(256, (BATCH, LENGTH))), BATCH, **options)
 
@@ -147,7 +154,14 @@ ANY = [
     lambda key: UnaryTransform([key], [key], [], [], fn=torch.zeros_like),
 ]
 OBSERVED = [
-    *(keys.SYMBOL, keys.ENCODING, keys.LAST_ACTIONS, keys.POSITION, keys.TOKEN_COUNT, keys.DECISION_MASK),
+    *(
+        keys.SYMBOL,
+        keys.ENCODING,
+        keys.LAST_ACTIONS,
+        keys.POSITION,
+        keys.TOKEN_COUNT,
+        keys.DECISION_MASK,
+    ),
     *(keys.LOG_LIKELIHOOD[1], keys.LOG_LIKELIHOOD_EARLY[1], keys.EARLY_ENTROPY, keys.TARGET_RATE),
 ]
 
@@ -159,7 +173,10 @@ def rewards_of(env, action_BT):
     return torch.cat([play(env, action_BT.T) for _ in range(2)], -1)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")  # TorchRL's
+# TorchRL's
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning"
+)
 @settings(deadline=None, max_examples=20)
 @given(
     transform=st.one_of(
@@ -179,7 +196,9 @@ def test_no_transform_of_observations_changes_rewards(transform, pooling, seed):
 
 def test_target_rates_stay_whatever_a_transform_does_to_them():
     env = make_env(rates=RateRange(0.2, 0.4))
-    changed = TransformedEnv(env, Compose(UnaryTransform([keys.TARGET_RATE], ["kept"], [], [], fn=torch.clone)))
+    changed = TransformedEnv(
+        env, Compose(UnaryTransform([keys.TARGET_RATE], ["kept"], [], [], fn=torch.clone))
+    )
     changed.append_transform(Overwrite(in_keys=[keys.TARGET_RATE]))
     td = changed.rollout(STEPS)
     assert torch.equal(td["kept"], td["kept"][:, :1].expand(BATCH, STEPS))
@@ -188,11 +207,15 @@ def test_target_rates_stay_whatever_a_transform_does_to_them():
 
 # --- TorchRL's wrapper of gymnasium ---
 
-torchrls_own = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")
+torchrls_own = pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning"
+)
 
 
 def seeded(seed):
-    return TensorSource(torch.randint(256, (50, LENGTH), generator=torch.Generator().manual_seed(seed)))
+    return TensorSource(
+        torch.randint(256, (50, LENGTH), generator=torch.Generator().manual_seed(seed))
+    )
 
 
 def play(env, actions_T):
@@ -248,7 +271,9 @@ def test_torchrl_wraps_many_rows(mode):
 @torchrls_own
 def test_torchrl_makes_several_by_the_id():
     """Every environment has its own process and seed."""
-    env = GymEnv(f"tokenv.env:{BYTES_ID}", num_envs=2, seq_len=LENGTH, categorical_action_encoding=True)
+    env = GymEnv(
+        f"tokenv.env:{BYTES_ID}", num_envs=2, seq_len=LENGTH, categorical_action_encoding=True
+    )
     try:
         assert env.batch_size == (2,)
         env.set_seed(3)

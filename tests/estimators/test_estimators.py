@@ -70,7 +70,9 @@ def test_the_language_models_loss_alone_misses_the_policy():
     late_K = td[keys.LOG_LIKELIHOOD].sum((1, 2))
     true = flat_gradient(-(prob_K * late_K).sum(), world.encoder)
     td, prob_K = world.rollout()
-    alone = flat_gradient(-(prob_K.detach() * td[keys.LOG_LIKELIHOOD].sum((1, 2))).sum(), world.encoder)
+    alone = flat_gradient(
+        -(prob_K.detach() * td[keys.LOG_LIKELIHOOD].sum((1, 2))).sum(), world.encoder
+    )
     assert (alone - true).norm() > 1e-3 * true.norm()
 
 
@@ -79,7 +81,9 @@ def test_the_mean_over_decisions_is_the_sum_by_their_number():
     td, _ = world.rollout()
     loss_KBT, decided = plain()(td)[keys.LOSS_POLICY], td[keys.DECISION_MASK]
     assert (loss_KBT[~decided] == 0).all()
-    torch.testing.assert_close(masked_mean(loss_KBT, decided), loss_KBT.sum() / (len(loss_KBT) * 2 * (5 - 2)), **EXACT)
+    torch.testing.assert_close(
+        masked_mean(loss_KBT, decided), loss_KBT.sum() / (len(loss_KBT) * 2 * (5 - 2)), **EXACT
+    )
 
 
 @pytest.mark.parametrize("gamma", [1.0, 0.9])
@@ -87,7 +91,9 @@ def test_the_early_exit_changes_no_expectation(gamma):
     world = Enumeration(2)
     without = chain(Likelihood(), Discount(gamma), ScoreFunction())
     torch.testing.assert_close(world.expected(plain(gamma)), world.expected(without), **EXACT)
-    losses = [estimator(world.rollout()[0])[keys.LOSS_POLICY] for estimator in (plain(gamma), without)]
+    losses = [
+        estimator(world.rollout()[0])[keys.LOSS_POLICY] for estimator in (plain(gamma), without)
+    ]
     assert not torch.allclose(*losses)
 
 
@@ -118,7 +124,8 @@ def test_the_discounts_bias_vanishes_as_gamma_grows():
     world = Enumeration(2, length=6)
     true = world.expected(plain())
     bias = [
-        ((world.expected(plain(gamma)) - true).norm() / true.norm()).item() for gamma in (0.0, 0.5, 0.9, 0.99, 0.999)
+        ((world.expected(plain(gamma)) - true).norm() / true.norm()).item()
+        for gamma in (0.0, 0.5, 0.9, 0.99, 0.999)
     ]
     assert bias == sorted(bias, reverse=True)
     assert bias[-1] > 0
@@ -147,7 +154,9 @@ def test_discounted_sum_equals_the_plain_loop(reward, gamma):
         total = r + gamma * total
         expected.append(total)
     got = discounted_sum(torch.tensor(reward, dtype=torch.float64), gamma)
-    torch.testing.assert_close(got, torch.tensor(expected[::-1], dtype=torch.float64), rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(
+        got, torch.tensor(expected[::-1], dtype=torch.float64), rtol=1e-10, atol=1e-10
+    )
 
 
 @settings(deadline=None, max_examples=25)
@@ -157,23 +166,34 @@ def test_discounted_sum_equals_torchrls(steps, gamma):
     reward_BT = torch.randn(3, steps, dtype=torch.float64)
     done_BT = torch.arange(steps).expand(3, -1) == steps - 1
     expected = reward2go(reward_BT.unsqueeze(-1), done_BT.unsqueeze(-1), gamma, time_dim=-2)
-    torch.testing.assert_close(discounted_sum(reward_BT, gamma), expected.view(3, steps), rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        discounted_sum(reward_BT, gamma), expected.view(3, steps), rtol=1e-5, atol=1e-5
+    )
 
 
 def test_discounted_sum_of_long_sequences_stays_accurate_in_float32():
     reward_T = torch.randn(5000)
     expected = discounted_sum(reward_T.double(), 0.99)
-    torch.testing.assert_close(discounted_sum(reward_T, 0.99).double(), expected, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(
+        discounted_sum(reward_T, 0.99).double(), expected, rtol=1e-5, atol=1e-4
+    )
 
 
 def rate_data(prob, shape=(2, 4)):
-    logits = torch.full(shape, prob, dtype=torch.float64).logit() + 0.01 * torch.randn(shape, dtype=torch.float64)
+    logits = torch.full(shape, prob, dtype=torch.float64).logit() + 0.01 * torch.randn(
+        shape, dtype=torch.float64
+    )
     logits.requires_grad_()
     mask = torch.ones(shape, dtype=torch.bool)
     mask[..., 0] = False
     mask[..., 0, -1] = False
     return TensorDict(
-        {keys.BOUNDARY_LOGITS: logits, keys.BOUNDARY_PROB: logits.sigmoid(), keys.DECISION_MASK: mask}, batch_size=shape
+        {
+            keys.BOUNDARY_LOGITS: logits,
+            keys.BOUNDARY_PROB: logits.sigmoid(),
+            keys.DECISION_MASK: mask,
+        },
+        batch_size=shape,
     )
 
 
@@ -202,7 +222,11 @@ def test_logit_pressure_does_not_see_masked_positions():
 
 
 @settings(deadline=None, max_examples=15)
-@given(st.lists(st.integers(2, 9), min_size=3, max_size=3), st.none() | st.integers(1, 2), st.integers(0, 1000))
+@given(
+    st.lists(st.integers(2, 9), min_size=3, max_size=3),
+    st.none() | st.integers(1, 2),
+    st.integers(0, 1000),
+)
 def test_padding_never_matters(lengths, samples, seed):
     """Neither its symbols nor its noise move any loss, and its own losses are zero."""
     torch.manual_seed(seed)
@@ -226,7 +250,8 @@ def test_padding_never_matters(lengths, samples, seed):
         torch.testing.assert_close(outcomes[0][key], outcomes[1][key], rtol=1e-9, atol=1e-12)
     assert (outcomes[0][keys.LOSS_POLICY][~outcomes[0][keys.DECISION_MASK]] == 0).all()
     assert (
-        outcomes[0][keys.REWARD].squeeze(-1).where(~padding_BN[:, 1:], 0.0) == outcomes[0][keys.REWARD].squeeze(-1)
+        outcomes[0][keys.REWARD].squeeze(-1).where(~padding_BN[:, 1:], 0.0)
+        == outcomes[0][keys.REWARD].squeeze(-1)
     ).all()
 
 
@@ -279,12 +304,18 @@ class Oddity(Stage):
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ((ScoreFunction(),), r"stage 0 \(ScoreFunction\) reads 'advantage'.*such as Discount\(\), before"),
+        (
+            (ScoreFunction(),),
+            r"stage 0 \(ScoreFunction\) reads 'advantage'.*such as Discount\(\), before",
+        ),
         (
             (EarlyExit(), BatchCentre(), Discount()),
             r"stage 1 \(BatchCentre\) reads 'advantage'.*move Discount before it",
         ),
-        ((EarlyExit(), Odd()), r"stage 1 \(Odd\) reads 'oddity'.*put a stage which writes it before"),
+        (
+            (EarlyExit(), Odd()),
+            r"stage 1 \(Odd\) reads 'oddity'.*put a stage which writes it before",
+        ),
         ((Odd(), Oddity()), r"stage 0 \(Odd\) reads 'oddity'.*move Oddity before it"),
         ((), "at least one, such as"),
     ],
@@ -329,5 +360,7 @@ def test_recipes_and_stages_are_imported_from_the_package():
     stages = {name.lower() for names in estimators.STAGES.values() for name in names}
     same_name = {name for name in registry.ESTIMATORS if name.replace("_", "") in stages}
     for name in same_name:  # such a stage is what the recipe consists of
-        built = registry.build("estimator", {"name": name}, registry.ESTIMATORS, width=8, rate=0.2, seq_len=6)
+        built = registry.build(
+            "estimator", {"name": name}, registry.ESTIMATORS, width=8, rate=0.2, seq_len=6
+        )
         assert name.replace("_", "") in {type(stage).__name__.lower() for stage in built.stages}

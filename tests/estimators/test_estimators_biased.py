@@ -65,7 +65,9 @@ def test_group_relative_scales_and_turns(world, samples):
 
 
 def test_reinpatch_can_leave_further_samples_to_the_policy_alone():
-    wanted = [f(num_samples=3, reward_only=True).sampling for f in (recipes.reinpatch, recipes.rloo)]
+    wanted = [
+        f(num_samples=3, reward_only=True).sampling for f in (recipes.reinpatch, recipes.rloo)
+    ]
     assert wanted[0] == wanted[1]
     assert wanted[0].reward_only
 
@@ -73,7 +75,9 @@ def test_reinpatch_can_leave_further_samples_to_the_policy_alone():
 def test_standardising_a_small_batch_shrinks_and_turns(world):
     """Its mean is over all decisions it gets, so each of the rollouts goes alone."""
     td, prob_K = world.rollout()
-    loss_K = torch.stack([recipes.standardised(1.0)(each)[keys.LOSS_POLICY].sum() for each in td.unbind(0)])
+    loss_K = torch.stack(
+        [recipes.standardised(1.0)(each)[keys.LOSS_POLICY].sum() for each in td.unbind(0)]
+    )
     found, true = flat_gradient((prob_K.detach() * loss_K).sum(), world.inputs), world.true()
     assert 1e-4 < turn(found, true) < 0.3
     assert 0 < found @ true < true @ true
@@ -102,12 +106,16 @@ def test_centring_over_the_batch_keeps_the_direction_at_equal_lengths_only(windo
         torch.testing.assert_close(found, true / 2, **EXACT)
 
 
-@pytest.mark.parametrize(("lengths", "turned"), [((5, 5), 0.0498), ((4, 4), 0.1456)], ids=["6 decisions", "4"])
+@pytest.mark.parametrize(
+    ("lengths", "turned"), [((5, 5), 0.0498), ((4, 4), 0.1456)], ids=["6 decisions", "4"]
+)
 def test_standardising_turns_the_more_the_fewer_decisions_there_are(lengths, turned):
     world, length_B = Enumeration(2), torch.tensor(lengths)
     standardised = chain(EarlyExit(), Discount(1.0), Standardise(), ScoreFunction())
     true = expected_gradient(world, recipes.early_exit(1.0), length_B)
-    assert turn(expected_gradient(world, standardised, length_B), true) == pytest.approx(turned, rel=0.02)
+    assert turn(expected_gradient(world, standardised, length_B), true) == pytest.approx(
+        turned, rel=0.02
+    )
 
 
 def test_clipping_shrinks_only_what_is_large(world):
@@ -135,7 +143,12 @@ def test_a_horizon_weighs_too_few_decisions(world):
     """With three decisions, 2 besides a reward's own are all of them."""
     rate, true, bias = 0.3, world.true(), []
     drawn = world.mask_KBT[..., 1:].double()
-    weight_KB = (drawn * math.log(rate / (1 - rate)) + math.log(1 - rate)).sum((1, 2)).exp()[:, None].expand(-1, 2)
+    weight_KB = (
+        (drawn * math.log(rate / (1 - rate)) + math.log(1 - rate))
+        .sum((1, 2))
+        .exp()[:, None]
+        .expand(-1, 2)
+    )
     for horizon in (0, 1, 2):
         estimator = recipes.off_policy(rate, gamma=1.0, horizon=horizon)
         assert not estimator.unbiased
@@ -156,7 +169,9 @@ def test_straight_through_estimates_another_gradient(world):
     noise = conditional_noise(prob, action, within)
     for part in (StraightThrough(), ReinMax(), GumbelSigmoid(), GumbelRao(draws=4)):
         assert not part.unbiased
-        td = rollout(world.lm, world.agent, world.symbol_BN, Sampling(relax=part.relax), noise=noise)
+        td = rollout(
+            world.lm, world.agent, world.symbol_BN, Sampling(relax=part.relax), noise=noise
+        )
         assert torch.equal(td[keys.ACTION], action)
         weight_CB = td[keys.ACTION_LOG_PROB].detach().sum(-1).exp() / 64
         torch.testing.assert_close(weight_CB.sum(0), torch.ones(2).double())
@@ -176,7 +191,9 @@ def test_what_needs_an_independent_policy_refuses_another(name):
 
 @pytest.mark.parametrize("name", ["arm", "disarm"])
 @pytest.mark.parametrize(("window", "least", "most"), [(0, 0, 1e-10), (2, 0.1, 1)])
-def test_whole_chain_antithetic_pairs_are_biased_for_a_policy_with_a_past(name, window, least, most):
+def test_whole_chain_antithetic_pairs_are_biased_for_a_policy_with_a_past(
+    name, window, least, most
+):
     """The two chains diverge at their first different decision, so the policy is rejected with reason."""
     world, estimator = Enumeration(window), getattr(recipes, name)(gamma=1.0)
     noise, size = cells([torch.cat([p, 1 - p]) for p in world.breaks()])
@@ -199,8 +216,16 @@ def test_the_strict_policy_scores_only_what_it_draws():
     exact = world.mask_KBT.sum(-1).eq(agent.count).all(-1)
     assert agent.score(observation, world.mask_KBT[exact])[keys.ACTION_LOG_PROB].isfinite().all()
     for action in world.mask_KBT[~exact]:
-        with pytest.raises(ValueError, match=r"draws 2 boundaries in every sequence.*agent.name=learned"):
+        with pytest.raises(
+            ValueError, match=r"draws 2 boundaries in every sequence.*agent.name=learned"
+        ):
             agent.score(observation, action)
     estimator = recipes.off_policy(0.4)
     with pytest.raises(ValueError, match="the policy's own draws"):
-        rollout(world.lm, agent, world.symbol_BN, noise=torch.rand(20, 2, 4).double(), sampling=estimator.sampling)
+        rollout(
+            world.lm,
+            agent,
+            world.symbol_BN,
+            noise=torch.rand(20, 2, 4).double(),
+            sampling=estimator.sampling,
+        )

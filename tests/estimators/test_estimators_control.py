@@ -50,14 +50,19 @@ class Bandit:
             first = torch.full((len(at_CA), 1), 0.5).double()
             return torch.cat([first, columns], 1)[:, None].expand(-1, 2, -1)
 
-        self.action_CBT, self.within_CBT, self.fresh_CBT = (with_first(at_CA[:, i : i + 2]) for i in (0, 2, 4))
+        self.action_CBT, self.within_CBT, self.fresh_CBT = (
+            with_first(at_CA[:, i : i + 2]) for i in (0, 2, 4)
+        )
         self.action_CBT = self.action_CBT.ceil()  # the first boundary is forced
         self.mask_BT = torch.tensor([False, True, True]).expand(2, 3)
 
     def reward(self, boundary):
         """Return a smooth function of the boundaries up to each position: [C, B, T] -> [C, B, T]."""
         before = torch.nn.functional.pad(boundary, (1, 0))[..., :-1]
-        return torch.tanh((self.linear_BTT @ boundary.unsqueeze(-1)).squeeze(-1) + self.pair_BT * boundary * before)
+        return torch.tanh(
+            (self.linear_BTT @ boundary.unsqueeze(-1)).squeeze(-1)
+            + self.pair_BT * boundary * before
+        )
 
     def logits(self, action):
         earlier = torch.nn.functional.pad(action[..., 1:-1], (2, 0))
@@ -91,7 +96,9 @@ class Bandit:
             soft = estimator.sampling.relaxations(td, self.mask_BT, noise, None)
         early = torch.randn(action.shape).double()
         relaxed = torch.stack([self.reward(s) for s in soft.unbind(-1)], -1)
-        td.set(keys.LOG_LIKELIHOOD, self.reward(action) + early).set(keys.LOG_LIKELIHOOD_EARLY, early)
+        td.set(keys.LOG_LIKELIHOOD, self.reward(action) + early).set(
+            keys.LOG_LIKELIHOOD_EARLY, early
+        )
         # The early exit's share is a constant of each cell here, which no control variate may turn into a gradient.
         td.set(keys.LOG_LIKELIHOOD_RELAXED, relaxed + early.unsqueeze(-1))
         weight_CB = self.log_prob(action).detach().sum(-1).exp() * self.size_C[:, None]
@@ -109,7 +116,10 @@ def test_rebar(scale):
 
 def test_relax():
     """With a network which is not zero; twelve nodes per dimension give six digits."""
-    bandit, part = Bandit(number=12, steep=True), control_variates.RELAX(WIDTH, temperature=1.0, hidden=3)
+    bandit, part = (
+        Bandit(number=12, steep=True),
+        control_variates.RELAX(WIDTH, temperature=1.0, hidden=3),
+    )
     torch.nn.init.normal_(part.network[-1].weight)
     found = bandit.expected(chain(EarlyExit(), Discount(1.0), part))
     torch.testing.assert_close(found, bandit.true(), rtol=1e-6, atol=2e-6)
@@ -127,6 +137,12 @@ def test_noise_at_its_ends_gives_finite_gradients(dtype):
     world, estimator = Enumeration(0), recipes.relax(width=8).to(dtype)
     torch.nn.init.normal_(estimator.stages[-1].network[-1].weight)
     noise = torch.tensor([[0.5, 0.0, 1.0, 0.3], [0.2, 1.0, 0.6, 0.0]], dtype=dtype)
-    td = rollout(world.lm.to(dtype), world.agent.to(dtype), world.symbol_BN, noise=noise, sampling=estimator.sampling)
+    td = rollout(
+        world.lm.to(dtype),
+        world.agent.to(dtype),
+        world.symbol_BN,
+        noise=noise,
+        sampling=estimator.sampling,
+    )
     loss = estimator(td)[keys.LOSS_POLICY].sum()
     assert flat_gradient(loss, [*estimator.parameters(), *world.policy]).isfinite().all()

@@ -43,12 +43,18 @@ def rollout_of(action, reward):
 
 
 @settings(deadline=None, max_examples=40)
-@given(st.integers(1, 12), st.integers(1, 4), st.sampled_from([0.0, 0.7, 1.0]), st.integers(0, 1000))
+@given(
+    st.integers(1, 12), st.integers(1, 4), st.sampled_from([0.0, 0.7, 1.0]), st.integers(0, 1000)
+)
 def test_credit_ends_at_the_kth_next_boundary(steps, boundaries, gamma, seed):
     torch.manual_seed(seed)
     action, reward = (torch.rand(2, 3, steps) < 0.4).long(), torch.randn(2, 3, steps).double()
-    found = BoundaryCredit(gamma, boundaries)(rollout_of(action, reward))[keys.ADVANTAGE].flatten(0, 1)
-    for row, a, r in zip(found, action.flatten(0, 1).tolist(), reward.flatten(0, 1).tolist(), strict=True):
+    found = BoundaryCredit(gamma, boundaries)(rollout_of(action, reward))[keys.ADVANTAGE].flatten(
+        0, 1
+    )
+    for row, a, r in zip(
+        found, action.flatten(0, 1).tolist(), reward.flatten(0, 1).tolist(), strict=True
+    ):
         assert row.tolist() == pytest.approx(credited(r, a, gamma, boundaries), abs=1e-9)
 
 
@@ -91,7 +97,10 @@ def test_the_share_of_the_other_sample_is_learned():
             part(two_samples(shared))
         assert part.beta.item() == pytest.approx(shared**2 / (shared**2 + 1), abs=0.05)
         fresh = two_samples(shared)
-        centred = [each(fresh.clone())[keys.ADVANTAGE].var().item() for each in (part, LeaveOneOutSamples())]
+        centred = [
+            each(fresh.clone())[keys.ADVANTAGE].var().item()
+            for each in (part, LeaveOneOutSamples())
+        ]
         assert centred[0] < centred[1] * 1.001
 
 
@@ -115,8 +124,12 @@ def text_of(batch=32, steps=6, width=4):
     reward = 0.5 * encoding[:, 1:, 0] - early + 0.1 * torch.randn(batch, steps)
     mask = (torch.arange(steps) > 0).expand(batch, -1).clone()
     mask[0, 3:] = False
-    td = TensorDict({keys.ENCODING: encoding[:, :-1], keys.DECISION_MASK: mask}, batch_size=(batch, steps))
-    td.set(keys.NEXT_ENCODING, encoding[:, 1:]).set(keys.NEXT_SYMBOL, torch.randint(3, (batch, steps)))
+    td = TensorDict(
+        {keys.ENCODING: encoding[:, :-1], keys.DECISION_MASK: mask}, batch_size=(batch, steps)
+    )
+    td.set(keys.NEXT_ENCODING, encoding[:, 1:]).set(
+        keys.NEXT_SYMBOL, torch.randint(3, (batch, steps))
+    )
     return td.set(keys.LOG_LIKELIHOOD_EARLY, early).set(keys.REWARD, reward.unsqueeze(-1))
 
 
@@ -142,7 +155,9 @@ def test_a_linear_critic_is_the_least_squares_fit():
     torch.manual_seed(0)
     td, critic = text_of(batch=64), LinearCritic(4, vocabulary=3, warmup=0).double()
     td = td.apply(lambda x: x.double() if x.is_floating_point() else x)
-    optimizer = torch.optim.LBFGS(critic.parameters(), max_iter=500, tolerance_grad=1e-12, tolerance_change=0)
+    optimizer = torch.optim.LBFGS(
+        critic.parameters(), max_iter=500, tolerance_grad=1e-12, tolerance_change=0
+    )
 
     def loss():
         optimizer.zero_grad()
@@ -155,14 +170,19 @@ def test_a_linear_critic_is_the_least_squares_fit():
     symbol = F.one_hot(td[keys.NEXT_SYMBOL], 3).double()
     products = (symbol.unsqueeze(-1) * F.pad(here, (0, 1), value=1.0).unsqueeze(-2)).flatten(-2)
     mask = td[keys.DECISION_MASK]
-    features, reward = torch.cat([products, following], -1)[mask].numpy(), td[keys.REWARD].squeeze(-1)[mask].numpy()
+    features, reward = (
+        torch.cat([products, following], -1)[mask].numpy(),
+        td[keys.REWARD].squeeze(-1)[mask].numpy(),
+    )
     fitted = features @ np.linalg.lstsq(features, reward, rcond=None)[0]
     left = critic(td.clone())[keys.REWARD].squeeze(-1)[mask].detach().numpy()
     np.testing.assert_allclose(left, reward - fitted, atol=1e-5)
 
 
 def test_a_linear_critic_needs_numbered_symbols():
-    with pytest.raises(ValueError, match=r"vocabulary = 0: .*choose an estimator with the early exit"):
+    with pytest.raises(
+        ValueError, match=r"vocabulary = 0: .*choose an estimator with the early exit"
+    ):
         LinearCritic(4, vocabulary=0)
 
 
@@ -237,10 +257,14 @@ def test_a_warm_start_weighs_each_decision_by_its_own_ratio_and_ends():
     noise = torch.tensor([0.1, 0.29, 0.31, 0.9])
     loss = after(td.clone())[keys.LOSS_POLICY]
     prob, action = td[keys.ACTION_LOG_PROB].exp(), td[keys.ACTION]
-    ratio = torch.where(action == 1, prob / rate, prob / (1 - rate)).where(td[keys.DECISION_MASK], 1.0)
+    ratio = torch.where(action == 1, prob / rate, prob / (1 - rate)).where(
+        td[keys.DECISION_MASK], 1.0
+    )
     for _ in range(2):
         assert estimator.sampling.propose(noise).tolist() == [1, 1, 0, 0]
-        torch.testing.assert_close(estimator(td.clone())[keys.LOSS_POLICY], loss * ratio.detach(), **EXACT)
+        torch.testing.assert_close(
+            estimator(td.clone())[keys.LOSS_POLICY], loss * ratio.detach(), **EXACT
+        )
     assert estimator.sampling.propose(noise) is None
     torch.testing.assert_close(estimator(td.clone())[keys.LOSS_POLICY], loss, **EXACT)
 

@@ -91,7 +91,9 @@ def test_boundaries_of_a_fixed_rate(window):
     assert weight_CB.prod(-1).sum().item() == pytest.approx(1.0)
     # Both sequences' probabilities, for the sum over both.
     joint_CB = weight_CB.prod(-1, keepdim=True).expand(-1, 2)
-    torch.testing.assert_close(world.gradient(estimator, td.unsqueeze(1), joint_CB), world.true(), **EXACT)
+    torch.testing.assert_close(
+        world.gradient(estimator, td.unsqueeze(1), joint_CB), world.true(), **EXACT
+    )
 
 
 def learned_critic(**options):
@@ -167,7 +169,9 @@ def arms_probability(prob, drawn_K):
     samples, ones = len(drawn_K), sum(drawn_K)
     t = 1 - prob ** (1 / (samples - 1))
     return sum(
-        (-1) ** more * math.comb(samples - ones, more) * (1 - (ones + more) * t).clamp(min=0) ** (samples - 1)
+        (-1) ** more
+        * math.comb(samples - ones, more)
+        * (1 - (ones + more) * t).clamp(min=0) ** (samples - 1)
         for more in range(samples - ones + 1)
     )
 
@@ -179,10 +183,14 @@ def test_arms(samples):
     td = world.samples((1 - tuples).double())
     assert torch.equal(td[keys.ACTION][..., 1:], tuples[..., 1:].expand(-1, -1, 2, -1))
     prob_BT = td[keys.BOUNDARY_PROB][0, 0]
-    pattern = {drawn: arms_probability(prob_BT, drawn) for drawn in itertools.product((0, 1), repeat=samples)}
+    pattern = {
+        drawn: arms_probability(prob_BT, drawn)
+        for drawn in itertools.product((0, 1), repeat=samples)
+    }
     torch.testing.assert_close(sum(pattern.values()), torch.ones_like(prob_BT))
     each = [
-        [pattern[tuple(drawn)][:, t] for t, drawn in enumerate(row, start=1)] for row in tuples[:, :, 0, 1:].mT.tolist()
+        [pattern[tuple(drawn)][:, t] for t, drawn in enumerate(row, start=1)]
+        for row in tuples[:, :, 0, 1:].mT.tolist()
     ]
     weight_CB = torch.stack([torch.stack(factors).prod(0) for factors in each])
     torch.testing.assert_close(world.gradient(estimator, td, weight_CB), world.true(), **EXACT)
@@ -192,13 +200,20 @@ def test_arms(samples):
 def test_arms_couples_as_its_formula_says(samples):
     """Each u is uniform, and two of them meet below p as often as ``joint_probability`` says."""
     draws = 100_000
-    u = antithetic.ARMS().couple(torch.rand(samples, draws, 1).double(), torch.ones(draws, 1).bool(), None).squeeze(-1)
+    u = (
+        antithetic.ARMS()
+        .couple(torch.rand(samples, draws, 1).double(), torch.ones(draws, 1).bool(), None)
+        .squeeze(-1)
+    )
     for prob in (0.1, 0.3, 0.5, 0.7, 0.9):
         below = u < prob
         error = 4.5 * math.sqrt(prob * (1 - prob) / draws)
         assert (below.double().mean(1) - prob).abs().max() < error
         joint = antithetic.joint_probability(torch.tensor(prob).double(), samples).item()
-        both = [(below[i] & below[j]).double().mean().item() for i, j in itertools.combinations(range(samples), 2)]
+        both = [
+            (below[i] & below[j]).double().mean().item()
+            for i, j in itertools.combinations(range(samples), 2)
+        ]
         assert both == pytest.approx([joint] * len(both), abs=error)
         assert joint < prob**2
         exact = sum(

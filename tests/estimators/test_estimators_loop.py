@@ -28,9 +28,15 @@ LIKELIHOOD = {"straight", "gumbel", "reinmax", "gumbel_rao", "path"}
 @pytest.mark.parametrize("rates", [None, RateRange(0.1, 0.6)])
 @pytest.mark.parametrize("name", registry.ESTIMATORS)
 def test_one_loop_serves_all(name, rates):
-    estimator = registry.build("estimator", {"name": name}, registry.ESTIMATORS, width=8, rate=0.3, seq_len=9)
+    estimator = registry.build(
+        "estimator", {"name": name}, registry.ESTIMATORS, width=8, rate=0.3, seq_len=9
+    )
     pooling = "smooth" if name == "path" else "select"
-    lm = UNet(UNetConfig(width=8, heads=2, down_layers=1, mid_layers=1, up_layers=1, window=4, pooling=pooling))
+    lm = UNet(
+        UNetConfig(
+            width=8, heads=2, down_layers=1, mid_layers=1, up_layers=1, window=4, pooling=pooling
+        )
+    )
     agent = HNet(8) if name == "path" else Learned(8, rate=0.3, window=0, rates=rates)
     env = TokenizationEnv(lm, TensorSource(torch.randint(256, (6, 9))), 3, window=0, rates=rates)
     env.set_seed(0)
@@ -50,25 +56,43 @@ def test_a_surrogates_loss_stays_beside_relaxed_boundaries():
     both = chain(StraightThrough(), EarlyExit(), Discount(), ScoreFunction())
     assert both.trains_through == "loss"
     world = Enumeration(0)
-    assert both(rollout(world.lm, world.agent, world.symbol_BN, both.sampling))[keys.LOSS_POLICY].any()
+    assert both(rollout(world.lm, world.agent, world.symbol_BN, both.sampling))[
+        keys.LOSS_POLICY
+    ].any()
 
 
-@pytest.mark.parametrize("recipe", [recipes.reinforce, recipes.leave_one_out, recipes.rloo, recipes.ppo])
+@pytest.mark.parametrize(
+    "recipe", [recipes.reinforce, recipes.leave_one_out, recipes.rloo, recipes.ppo]
+)
 def test_scaled_credits_are_of_one_size(recipe):
     world = Enumeration(2)
     wanted = recipe().sampling
-    td = rollout(world.lm, world.agent, world.symbol_BN, wanted, noise=torch.rand(*[2] * wanted.samples, 4).double())
+    td = rollout(
+        world.lm,
+        world.agent,
+        world.symbol_BN,
+        wanted,
+        noise=torch.rand(*[2] * wanted.samples, 4).double(),
+    )
     for gamma in (0.5, 0.9):
-        plain, scaled = (recipe(gamma, scaled=s)(td.clone())[keys.LOSS_POLICY] for s in (False, True))
+        plain, scaled = (
+            recipe(gamma, scaled=s)(td.clone())[keys.LOSS_POLICY] for s in (False, True)
+        )
         torch.testing.assert_close(scaled, (1 - gamma) * plain)
     with pytest.raises(ValueError, match="scaled = True with gamma = 1 gives advantages of 0"):
         recipe(1.0, scaled=True)
 
 
 def drawn(world, samples=None):
-    shape = (*(() if samples is None else (samples,)), *world.symbol_BN.shape[:1], world.symbol_BN.shape[1] - 1)
+    shape = (
+        *(() if samples is None else (samples,)),
+        *world.symbol_BN.shape[:1],
+        world.symbol_BN.shape[1] - 1,
+    )
     length_B = torch.tensor([5, 3])
-    return rollout(world.lm, world.agent, world.symbol_BN, noise=torch.rand(shape).double(), length_B=length_B)
+    return rollout(
+        world.lm, world.agent, world.symbol_BN, noise=torch.rand(shape).double(), length_B=length_B
+    )
 
 
 def moved(world):
@@ -81,7 +105,10 @@ def moved(world):
 def test_scored_again_a_rollout_stays_what_it_was(samples):
     world = Enumeration(2)
     td = drawn(world, samples)
-    for again in (rescore(world.lm, world.agent, td.detach()), rescore_head(world.agent, td.detach())):
+    for again in (
+        rescore(world.lm, world.agent, td.detach()),
+        rescore_head(world.agent, td.detach()),
+    ):
         assert again.batch_size == td.batch_size
         assert torch.equal(again[keys.OLD_LOG_PROB], td[keys.ACTION_LOG_PROB])
         for key in (keys.ACTION_LOG_PROB, keys.BOUNDARY_LOGITS, keys.ENCODING, keys.ENTROPY):
@@ -96,10 +123,17 @@ def test_the_heads_score_is_the_whole_score_while_the_model_stays(samples):
     moved(world)
     whole, head = rescore(world.lm, world.agent, td), rescore_head(world.agent, td)
     assert not torch.allclose(head[keys.ACTION_LOG_PROB], td[keys.ACTION_LOG_PROB])
-    for key in (keys.ACTION_LOG_PROB, keys.OLD_LOG_PROB, keys.BOUNDARY_LOGITS, keys.BOUNDARY_PROB, keys.ENTROPY):
+    for key in (
+        keys.ACTION_LOG_PROB,
+        keys.OLD_LOG_PROB,
+        keys.BOUNDARY_LOGITS,
+        keys.BOUNDARY_PROB,
+        keys.ENTROPY,
+    ):
         torch.testing.assert_close(head[key], whole[key], **EXACT)
     slopes = [
-        flat_gradient(again[keys.ACTION_LOG_PROB].sum(), world.policy, retain_graph=True) for again in (whole, head)
+        flat_gradient(again[keys.ACTION_LOG_PROB].sum(), world.policy, retain_graph=True)
+        for again in (whole, head)
     ]
     torch.testing.assert_close(*slopes, **EXACT)
     assert flat_gradient(whole[keys.ACTION_LOG_PROB].sum(), world.encoder).any()
@@ -110,7 +144,9 @@ def test_the_heads_score_is_the_whole_score_while_the_model_stays(samples):
 def test_any_policys_head_is_scored_again():
     world, agent = Enumeration(0), Nawrot(8).double()
     td = rollout(world.lm, agent, world.symbol_BN, noise=torch.rand(2, 2, 4).double()).detach()
-    torch.testing.assert_close(rescore_head(agent, td)[keys.ACTION_LOG_PROB], td[keys.ACTION_LOG_PROB], **EXACT)
+    torch.testing.assert_close(
+        rescore_head(agent, td)[keys.ACTION_LOG_PROB], td[keys.ACTION_LOG_PROB], **EXACT
+    )
 
 
 def test_replaying_clipped_samples_keeps_their_credits():
@@ -119,12 +155,17 @@ def test_replaying_clipped_samples_keeps_their_credits():
     assert estimator.sampling.reward_only
     assert (estimator.num_epochs, estimator.head_epochs) == (3, 0)
     noise = torch.rand(3, 2, 4).double()
-    td = estimator(rollout(world.lm, world.agent, world.symbol_BN, estimator.sampling, noise=noise)).detach()
+    td = estimator(
+        rollout(world.lm, world.agent, world.symbol_BN, estimator.sampling, noise=noise)
+    ).detach()
     moved(world)
     again = estimator.replay(rescore(world.lm, world.agent, td))
     assert torch.equal(again[keys.ADVANTAGE], td[keys.ADVANTAGE])
     assert torch.equal(again[keys.SAMPLE_WEIGHT], td[keys.SAMPLE_WEIGHT])
-    ratio, advantage = (again[keys.ACTION_LOG_PROB] - td[keys.ACTION_LOG_PROB]).exp(), td[keys.ADVANTAGE]
+    ratio, advantage = (
+        (again[keys.ACTION_LOG_PROB] - td[keys.ACTION_LOG_PROB]).exp(),
+        td[keys.ADVANTAGE],
+    )
     expected = -torch.minimum(ratio * advantage, ratio.clamp(0.95, 1.05) * advantage)
     torch.testing.assert_close(again[keys.LOSS_POLICY], expected)
     assert ((ratio - 1).abs() > 0.05).any()
@@ -133,10 +174,14 @@ def test_replaying_clipped_samples_keeps_their_credits():
 
 def text_critic(head_epochs=0):
     torch.manual_seed(0)
-    return recipes.text_critic(Enumeration(2).lm.config.width, hidden=4, warmup=0, head_epochs=head_epochs).double()
+    return recipes.text_critic(
+        Enumeration(2).lm.config.width, hidden=4, warmup=0, head_epochs=head_epochs
+    ).double()
 
 
-@pytest.mark.parametrize("recipe", [recipes.reinforce, recipes.leave_one_out, recipes.rloo, text_critic])
+@pytest.mark.parametrize(
+    "recipe", [recipes.reinforce, recipes.leave_one_out, recipes.rloo, text_critic]
+)
 def test_steps_of_the_head_alone(recipe):
     """The first step is the recipe's own; further ones move the agent and nothing else, and lower the policy loss."""
     world, estimator = Enumeration(2), recipe(head_epochs=4)

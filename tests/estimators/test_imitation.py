@@ -32,7 +32,9 @@ def gradients(loss: Tensor, lm: UNet, agent: Learned) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("window", [0, 1, 3])
-def test_the_gradient_is_that_of_the_teacher_forced_cross_entropy(tiny_lm: UNet, window: int) -> None:
+def test_the_gradient_is_that_of_the_teacher_forced_cross_entropy(
+    tiny_lm: UNet, window: int
+) -> None:
     agent, teacher = Learned(width=16, rate=0.3, window=window).double(), Whitespace()
     estimator = chain(Imitation(teacher))
     td = estimator(rollout(tiny_lm, agent, TEXT, estimator.sampling))
@@ -40,7 +42,9 @@ def test_the_gradient_is_that_of_the_teacher_forced_cross_entropy(tiny_lm: UNet,
 
     # The reference steps through the positions, with the teacher's boundaries as the last actions.
     x_BND, length = tiny_lm.encode(TEXT), TEXT.shape[1] - 1
-    taught_BT = teacher.draw(td.select(keys.SYMBOL, keys.POSITION, keys.DECISION_MASK), td[keys.NOISE])[keys.ACTION]
+    taught_BT = teacher.draw(
+        td.select(keys.SYMBOL, keys.POSITION, keys.DECISION_MASK), td[keys.NOISE]
+    )[keys.ACTION]
     log_probs = []
     for i in range(1, length):
         last = [taught_BT[:, i - j] if i >= j else torch.zeros(2) for j in range(1, window + 1)]
@@ -67,14 +71,19 @@ def test_of_a_teacher_that_draws_at_random_the_gradient_is_right_on_average(tiny
     total = [0.0] * len([*agent.parameters(), *tiny_lm.down.parameters()])
     for number in range(2 ** (length - 1)):  # every draw of the teacher, with its probability
         bits = [number >> i & 1 for i in range(length - 1)]
-        noise = torch.tensor([0.5] + [0.0 if bit else 1.0 for bit in bits], dtype=torch.float64).expand(2, -1)
+        noise = torch.tensor(
+            [0.5] + [0.0 if bit else 1.0 for bit in bits], dtype=torch.float64
+        ).expand(2, -1)
         chance = rate ** sum(bits) * (1 - rate) ** (length - 1 - sum(bits))
         td = estimator(rollout(tiny_lm, agent, TEXT, estimator.sampling, noise=noise))
         each = gradients(mean_over_decisions(td, keys.LOSS_POLICY), tiny_lm, agent)
         total = [one + chance * other for one, other in zip(total, each, strict=True)]
     td = rollout(tiny_lm, agent, TEXT)
     logit = td[keys.BOUNDARY_LOGITS]
-    nats = -(rate * torch.nn.functional.logsigmoid(logit) + (1 - rate) * torch.nn.functional.logsigmoid(-logit))
+    nats = -(
+        rate * torch.nn.functional.logsigmoid(logit)
+        + (1 - rate) * torch.nn.functional.logsigmoid(-logit)
+    )
     expected = gradients(nats[:, 1:].mean(), tiny_lm, agent)
     for one, other in zip(total, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-8, atol=1e-12)
@@ -83,7 +92,9 @@ def test_of_a_teacher_that_draws_at_random_the_gradient_is_right_on_average(tiny
 def test_the_model_reads_the_policys_own_boundaries(tiny_lm: UNet) -> None:
     agent = Learned(width=16, rate=0.3).double()
     noise = torch.rand(2, TEXT.shape[1] - 1, dtype=torch.float64)
-    with_teacher = rollout(tiny_lm, agent, TEXT, chain(Imitation(Whitespace())).sampling, noise=noise)
+    with_teacher = rollout(
+        tiny_lm, agent, TEXT, chain(Imitation(Whitespace())).sampling, noise=noise
+    )
     without = rollout(tiny_lm, agent, TEXT, noise=noise)
     for key in (keys.ACTION, keys.LOG_LIKELIHOOD, keys.REWARD):
         assert torch.equal(with_teacher[key], without[key])
@@ -103,9 +114,16 @@ TEACHERS: dict[str, dict[str, Any]] = {
 }
 
 
-def run(config: Any, folder: Path, resume: checkpoints.Checkpoint | None = None) -> dict[str, list[float]]:
+def run(
+    config: Any, folder: Path, resume: checkpoints.Checkpoint | None = None
+) -> dict[str, list[float]]:
     logged: dict[str, list[float]] = {}
-    train(config, folder, lambda name, value, _: logged.setdefault(name, []).append(value), resume=resume)
+    train(
+        config,
+        folder,
+        lambda name, value, _: logged.setdefault(name, []).append(value),
+        resume=resume,
+    )
     return logged
 
 
@@ -124,19 +142,30 @@ def test_training_begins_with_imitation_and_resumes_inside_it(tmp_path: Path, te
     first = checkpoints.load(checkpoints.list_complete(tmp_path / "whole")[0])
     assert first.state["symbols"] < 0.5 * config.train.symbols
     resumed = run(resolve([], {}, first.state["config"]), tmp_path / "resumed", first)
-    for name in ("train/imitation_nats", "train/loss_policy", "validation/bits_per_byte", "train/flops"):
+    for name in (
+        "train/imitation_nats",
+        "train/loss_policy",
+        "validation/bits_per_byte",
+        "train/flops",
+    ):
         assert resumed[name] == whole[name]
 
 
 def test_one_sample_is_drawn_until_the_estimator_begins(tmp_path: Path) -> None:
-    changes = {"imitation": {"teacher": {"name": "whitespace"}, "fraction": 0.5}, "estimator": {"name": "rloo"}}
+    changes = {
+        "imitation": {"teacher": {"name": "whitespace"}, "fraction": 0.5},
+        "estimator": {"name": "rloo"},
+    }
     flops = run(resolve([], merge(settings(), changes)), tmp_path)["train/flops"]
     steps = [after - before for before, after in zip([0.0, *flops], flops, strict=False)]
     assert max(steps[:5]) < min(steps[5:])
 
 
 def test_a_run_may_imitate_throughout_and_needs_no_early_exit(tmp_path: Path) -> None:
-    changes = {"imitation": {"teacher": {"name": "whitespace"}, "fraction": 1.0}, "train": {"learning_rate": 0.02}}
+    changes = {
+        "imitation": {"teacher": {"name": "whitespace"}, "fraction": 1.0},
+        "train": {"learning_rate": 0.02},
+    }
     config = resolve([], merge(settings(), changes))
     logged = run(config, tmp_path)
     assert not build_components(config).early_exit
@@ -163,18 +192,29 @@ def test_imitation_bits_are_those_of_the_teachers_boundaries_among_all(window: i
     is_taught_KB = (td[keys.ACTION] == taught_BT).all(-1)
     assert is_taught_KB.sum(0).tolist() == [1, 1]
     bits_B = -log_prob_KB.T[is_taught_KB.T] / math.log(2) / (TEXT.shape[1] - 1)
-    found = evaluate(components, SequenceBatch(TEXT, ["", ""], None, torch.arange(2))).imitation_bits
+    found = evaluate(
+        components, SequenceBatch(TEXT, ["", ""], None, torch.arange(2))
+    ).imitation_bits
     assert found == pytest.approx(bits_B.mean().item(), rel=1e-6)  # encodings are float32
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"imitation": {"teacher": {"name": "whitespce"}}}, "whitespce' is unknown: did you mean 'whitespace'"),
-        ({"imitation": {"teacher": {"name": "whitespace"}, "fraction": 0.0}}, r"imitation\.fraction = 0\.0: expected"),
+        (
+            {"imitation": {"teacher": {"name": "whitespce"}}},
+            "whitespce' is unknown: did you mean 'whitespace'",
+        ),
+        (
+            {"imitation": {"teacher": {"name": "whitespace"}, "fraction": 0.0}},
+            r"imitation\.fraction = 0\.0: expected",
+        ),
         ({"imitation": {"weight": 0.0}}, r"imitation\.weight = 0\.0: expected"),
         ({"imitation": {"teacher": {"options": 1}}}, r"imitation\.teacher\.name = None: expected"),
-        ({"imitation": {"teacher": {"name": "bpe"}}, "agent": {"name": "uniform"}}, "which does not learn"),
+        (
+            {"imitation": {"teacher": {"name": "bpe"}}, "agent": {"name": "uniform"}},
+            "which does not learn",
+        ),
     ],
 )
 def test_mistakes_are_named(wrong: dict[str, Any], message: str) -> None:

@@ -37,7 +37,9 @@ EVERY = pytest.mark.parametrize("target", [LogitPressure, BinomialPrior, RatioLo
 
 def of_rates(prob_B, rate_B, steps=400):
     """Sequences with these boundary probabilities, as many boundaries as these mean, and these targets."""
-    prob_BT, rate_BT = (torch.tensor(x).double()[:, None].expand(-1, steps + 1) for x in (prob_B, rate_B))
+    prob_BT, rate_BT = (
+        torch.tensor(x).double()[:, None].expand(-1, steps + 1) for x in (prob_B, rate_B)
+    )
     mask_BT = (torch.arange(steps + 1) > 0).expand(prob_BT.shape)
     drawn_BT = torch.arange(steps + 1) <= prob_BT * steps
     values = {
@@ -97,7 +99,9 @@ def test_sequences_with_like_targets_do(target):
 def test_logits_that_are_as_far_off_are_pushed_as_hard_at_every_rate():
     """Targets are far apart, so that there is no interaction; both are a little too high in logits."""
     rates = torch.tensor([0.02, 0.5], dtype=torch.float64)
-    few, many = push(LogitPressure, of_rates((rates.logit() + 0.05).sigmoid().tolist(), rates.tolist()))
+    few, many = push(
+        LogitPressure, of_rates((rates.logit() + 0.05).sigmoid().tolist(), rates.tolist())
+    )
     assert few.item() == pytest.approx(many.item(), rel=0.05)
 
 
@@ -140,7 +144,9 @@ def test_the_binomial_prior_is_torchs_own():
     td = rollout_of(0.3)
     loss = BinomialPrior(RATE)(td)[keys.LOSS_RATE]
     count_B = td[keys.ACTION][:, 1:].sum(-1).double()
-    expected_B = -torch.distributions.Binomial(29, probs=torch.tensor(RATE).double()).log_prob(count_B) / 29
+    expected_B = (
+        -torch.distributions.Binomial(29, probs=torch.tensor(RATE).double()).log_prob(count_B) / 29
+    )
     torch.testing.assert_close(masked_mean(loss, td[keys.DECISION_MASK]), expected_B.mean())
     assert (loss[:, 0] == 0).all()
 
@@ -171,7 +177,9 @@ def test_descent_moves_the_rate_to_the_target(target, prob, direction):
 def test_the_ratio_loss_is_the_published_formula(drawn, meant, rate):
     n = 1 / rate
     published = n / (n - 1) * ((1 - drawn) * (1 - meant) + (n - 1) * drawn * meant)
-    got = ratio_loss(torch.tensor(drawn, dtype=torch.float64), torch.tensor(meant, dtype=torch.float64), rate)
+    got = ratio_loss(
+        torch.tensor(drawn, dtype=torch.float64), torch.tensor(meant, dtype=torch.float64), rate
+    )
     assert got.item() == pytest.approx(published)
     at_target = ratio_loss(*2 * [torch.tensor(rate, dtype=torch.float64)], rate)
     assert at_target.item() == pytest.approx(1.0)
@@ -181,11 +189,17 @@ def published(boundary, prob, rate):
     """H-Net's own lines (utils/train.py) over all symbols of a minibatch, given as flat lists."""
     n = 1 / rate
     true_ratio, average_prob = sum(boundary) / len(boundary), sum(prob) / len(prob)
-    return ((1 - true_ratio) * (1 - average_prob) + true_ratio * average_prob * (n - 1)) * n / (n - 1)
+    return (
+        ((1 - true_ratio) * (1 - average_prob) + true_ratio * average_prob * (n - 1)) * n / (n - 1)
+    )
 
 
 @settings(deadline=None, max_examples=20)
-@given(st.lists(st.integers(1, 8), min_size=2, max_size=4), st.none() | st.integers(1, 2), st.integers(0, 1000))
+@given(
+    st.lists(st.integers(1, 8), min_size=2, max_size=4),
+    st.none() | st.integers(1, 2),
+    st.integers(0, 1000),
+)
 def test_the_ratio_loss_is_hnets_over_the_minibatch(lengths, samples, seed):
     """First symbols with their certain boundaries count, padding does not, and the decisions' mean is the loss."""
     torch.manual_seed(seed)
@@ -217,7 +231,10 @@ def test_only_the_ratio_loss_over_the_batch_lets_sequences_differ():
         td[keys.BOUNDARY_LOGITS][:] = torch.tensor([[0.1], [0.3]]).logit()
     td[keys.ACTION][:, 1:] = torch.arange(40) < torch.tensor([[4], [12]])
     mask = td[keys.DECISION_MASK]
-    batch, each = (masked_mean(RatioLoss(0.2, over)(td)[keys.LOSS_RATE], mask) for over in ("batch", "sequence"))
+    batch, each = (
+        masked_mean(RatioLoss(0.2, over)(td)[keys.LOSS_RATE], mask)
+        for over in ("batch", "sequence")
+    )
     # With F = G the loss is 1 + n^2 / (n - 1) (F - 1 / n)^2, and first boundaries count in the batch.
     assert batch.item() == pytest.approx(1 + 6.25 * (18 / 82 - 0.2) ** 2)
     assert each.item() == pytest.approx(1 + 6.25 * 0.1**2)
@@ -234,6 +251,8 @@ def test_logit_pressure_counts_forced_boundaries_if_asked():
     td.set(keys.BOUNDARY_PROB, torch.where(td[keys.DECISION_MASK], 0.3, 1.0).double())
     loss = LogitPressure(RATE, count_forced=True)(td)[keys.LOSS_RATE]
     mean = (11 * 0.3 + 2) / 13
-    torch.testing.assert_close(loss, td[keys.BOUNDARY_LOGITS] * (mean - RATE) * td[keys.DECISION_MASK])
+    torch.testing.assert_close(
+        loss, td[keys.BOUNDARY_LOGITS] * (mean - RATE) * td[keys.DECISION_MASK]
+    )
     same = td.set(keys.TARGET_RATE, torch.full((3, 12), RATE, dtype=torch.float64))
     torch.testing.assert_close(LogitPressure(RATE, count_forced=True)(same)[keys.LOSS_RATE], loss)

@@ -40,7 +40,9 @@ def true(logit, function):
 
 @pytest.mark.parametrize("logit", [-3.0, -1.4, 0.0, 2.0])
 def test_plain_straight_through_is_exact_where_the_model_is_linear(logit):
-    assert gradients(StraightThrough(), logit, linear).mean().item() == pytest.approx(true(logit, linear), rel=1e-6)
+    assert gradients(StraightThrough(), logit, linear).mean().item() == pytest.approx(
+        true(logit, linear), rel=1e-6
+    )
     p = torch.tensor(logit).sigmoid().item()
     slopes = 4 * torch.tensor([0.0, 1.0]) - 3  # of the quadratic, at 0 and at 1
     expected = p * (1 - p) * ((1 - p) * slopes[0] + p * slopes[1])
@@ -68,7 +70,9 @@ def test_gumbel_rao_has_gumbel_sigmoids_expectation_and_less_variance(logit, tem
 def test_nobody_decides_nothing_flows():
     noise, mask = torch.rand(2, 3), torch.tensor([[False, True, True], [False, True, False]])
     logits = torch.zeros(2, 3, requires_grad=True)
-    drawn = TensorDict({keys.BOUNDARY_LOGITS: logits, keys.ACTION: torch.ones(2, 3).long()}, batch_size=(2, 3))
+    drawn = TensorDict(
+        {keys.BOUNDARY_LOGITS: logits, keys.ACTION: torch.ones(2, 3).long()}, batch_size=(2, 3)
+    )
     for part in (StraightThrough(), GumbelSigmoid(), ReinMax(), GumbelRao()):
         (gradient,) = torch.autograd.grad(part.relax(drawn, mask, noise).sum(), logits)
         assert torch.equal(gradient != 0, mask)

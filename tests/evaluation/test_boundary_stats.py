@@ -33,7 +33,9 @@ def test_every_byte_has_the_class_that_people_would_say():
 @given(st.integers(0, 10**6), st.integers(2, 12), st.integers(1, 6))
 def test_figures_are_plain_counts(seed, length, batch):
     generator = torch.Generator().manual_seed(seed)
-    symbol_BT = torch.tensor(list(b"ab 1\n"))[torch.randint(5, (batch, length), generator=generator)]
+    symbol_BT = torch.tensor(list(b"ab 1\n"))[
+        torch.randint(5, (batch, length), generator=generator)
+    ]
     prob_BT = torch.rand(batch, length, generator=generator)
     action_BT = (torch.rand(batch, length, generator=generator) < 0.5).long()
     with pytest.MonkeyPatch.context() as patch:
@@ -57,7 +59,9 @@ def test_figures_are_plain_counts(seed, length, batch):
     assert Counter(dict(found.tokens)) == tokens
     assert [count for _, count in found.tokens] == sorted(tokens.values(), reverse=True)
     total = sum(seen.values())
-    assert found.classes == {n: (pytest.approx(seen[n] / total), pytest.approx(drawn[n] / seen[n])) for n in seen}
+    assert found.classes == {
+        n: (pytest.approx(seen[n] / total), pytest.approx(drawn[n] / seen[n])) for n in seen
+    }
     often = {text: probs for text, probs in contexts.items() if len(probs) >= 2}
     assert {text: (pytest.approx(mean), count) for text, mean, count in found.contexts} == {
         text: (pytest.approx(sum(probs) / len(probs)), len(probs)) for text, probs in often.items()

@@ -9,7 +9,11 @@ from tokenv.config.files import resolve
 from tokenv.core.checkpoints import list_complete
 from tokenv.data.corpus import load_corpus
 from tokenv.evaluation import boundary_stats
-from tokenv.evaluation.boundary_stats import BoundaryStats, boundary_stats_of_run, boundary_stats_over_training
+from tokenv.evaluation.boundary_stats import (
+    BoundaryStats,
+    boundary_stats_of_run,
+    boundary_stats_over_training,
+)
 from tokenv.evaluation.loaded_run import load_run
 from tokenv.evaluation.text_report import training_table
 from tokenv.training.trainer import train
@@ -49,7 +53,10 @@ def test_a_damaged_checkpoint_has_none(run: Path) -> None:
 
 
 def test_a_class_that_is_nowhere_is_not_told_and_one_moment_alone_is_no_growth() -> None:
-    one, other = (BoundaryStats({name: (1.0, rate)}, [], []) for name, rate in (("space", 0.5), ("letter", 0.25)))
+    one, other = (
+        BoundaryStats({name: (1.0, rate)}, [], [])
+        for name, rate in (("space", 0.5), ("letter", 0.25))
+    )
     ((_, *rows),) = training_table({10: one, 20: other}).values()
     assert rows == [["space", "0.500", "–"], ["letter", "–", "0.250"]]
     assert training_table({10: one}) == {}

@@ -36,13 +36,20 @@ def config(tiny_settings):
 @pytest.mark.parametrize("window", [0, 1])
 def test_a_calibrated_policy_draws_the_asked_for_rate(config, tiny_settings, window):
     """Check on the calibration sequences with the same noise, to about one decision in a hundred."""
-    changes = {"agent": {"name": "learned", "window": window}, "validation": {"sequences": 6}, "rate": 0.3}
+    changes = {
+        "agent": {"name": "learned", "window": window},
+        "validation": {"sequences": 6},
+        "rate": 0.3,
+    }
     parts = build_components(resolve([], merge(tiny_settings, changes)))
     corpus = load_corpus(config.data)
     held_out, own = split_for_calibration(corpus, 6)
     bias = calibrate(parts, own, 0.45, EvalOptions(4))
     assert bias > 0.2  # from about 0.3 upwards
-    rates = [evaluate(parts, own, EvalOptions(4, seed, logit_bias=bias)).boundary_rate for seed in range(8)]
+    rates = [
+        evaluate(parts, own, EvalOptions(4, seed, logit_bias=bias)).boundary_rate
+        for seed in range(8)
+    ]
     assert sum(rates) / 8 == pytest.approx(0.45, abs=0.03)
     assert evaluate(parts, held_out, EvalOptions(4)).boundary_rate < 0.4
     assert parts.agent.training
@@ -59,7 +66,8 @@ def test_sequences_to_calibrate_on_are_measured_nowhere(config):
 
 
 @pytest.mark.parametrize(
-    "agent", [{"name": "uniform"}, {"name": "random"}, {"name": "whitespace"}, {"name": "exact_count"}]
+    "agent",
+    [{"name": "uniform"}, {"name": "random"}, {"name": "whitespace"}, {"name": "exact_count"}],
 )
 def test_agents_whose_number_is_fixed_have_no_bias(config, tiny_settings, agent):
     parts = build_components(resolve([], merge(tiny_settings, {"agent": agent})))
@@ -71,7 +79,9 @@ def test_no_bias_is_no_change(config):
     parts = build_components(config)
     held_out = load_corpus(config.data).validation(6)
     plain = evaluate(parts, held_out, EvalOptions(4))
-    assert evaluate(parts, held_out, EvalOptions(4, logit_bias=1e-9)).loss == pytest.approx(plain.loss, rel=1e-6)
+    assert evaluate(parts, held_out, EvalOptions(4, logit_bias=1e-9)).loss == pytest.approx(
+        plain.loss, rel=1e-6
+    )
     wide = list(held_out_rollouts(parts, held_out, EvalOptions(4, logit_bias=50.0)))
     assert all(td[keys.ACTION].all() for td in wide)
 
@@ -86,8 +96,12 @@ def test_training_that_calibrates_learns_the_same(config, tiny_settings, tmp_pat
     changes = {"validation": {"sequences": 6, "calibrate": True}, "rate": 0.3}
     calibrated = resolve([], merge(tiny_settings, changes))
     plain, more = run(config, tmp_path / "plain"), run(calibrated, tmp_path / "more")
-    assert {name: curve for name, curve in more.items() if not name.startswith("calibrated/")} == plain
-    assert {"calibrated/bits_per_byte", "calibrated/boundary_rate", "calibrated/logit_bias"} <= set(more)
+    assert {
+        name: curve for name, curve in more.items() if not name.startswith("calibrated/")
+    } == plain
+    assert {"calibrated/bits_per_byte", "calibrated/boundary_rate", "calibrated/logit_bias"} <= set(
+        more
+    )
     early = checkpoints.list_complete(tmp_path / "more")[0]
     assert run(calibrated, tmp_path / "again", resume=checkpoints.load(early)) == more
 
@@ -96,7 +110,10 @@ def test_training_that_calibrates_learns_the_same(config, tiny_settings, tmp_pat
 @given(st.floats(-40, 8), st.integers(4, 60))
 def test_any_number_of_tokens_is_found_however_far_the_logits_are(far, tokens):
     config = resolve([], tiny())
-    parts, text = build_components(config), b"a text that is cut into as many tokens as are asked for, or not"
+    parts, text = (
+        build_components(config),
+        b"a text that is cut into as many tokens as are asked for, or not",
+    )
     parts.agent.bias = far
     trained = LoadedRun(parts, config, Path(), RunState(config.as_dict(), "bits_per_byte"))
     cut = segment_at_rate(trained, text, tokens=tokens)
@@ -112,13 +129,22 @@ def test_a_rate_that_cannot_be_drawn_is_said(tiny_settings, capsys):
     torch.nn.init.zeros_(parts.agent.projection.weight)
     trained = LoadedRun(parts, config, Path(), RunState(config.as_dict(), "bits_per_byte"))
     segment_at_rate(trained, b"some text or other", EvalOptions(rate=0.5, threshold=True))
-    assert "rate = 0.5: no logit bias draws it in this text; the nearest is " in capsys.readouterr().err
+    assert (
+        "rate = 0.5: no logit bias draws it in this text; the nearest is "
+        in capsys.readouterr().err
+    )
     segment_at_rate(trained, b"some text or other", EvalOptions(rate=0.5))
     assert capsys.readouterr().err == ""
 
 
 @pytest.mark.parametrize("estimator", ["reinforce", "text_critic", "relax", "moving_average"])
 def test_float64_is_the_precision_of_all_parts(tiny_settings, estimator):
-    changes = {"hardware": {"precision": "float64"}, "estimator": {"name": estimator}, "agent": {"window": 0}}
+    changes = {
+        "hardware": {"precision": "float64"},
+        "estimator": {"name": estimator},
+        "agent": {"window": 0},
+    }
     state = build_components(resolve([], merge(tiny_settings, changes))).state_dict()
-    assert {tensor.dtype for tensor in state.values() if tensor.is_floating_point()} == {torch.float64}
+    assert {tensor.dtype for tensor in state.values() if tensor.is_floating_point()} == {
+        torch.float64
+    }

@@ -11,12 +11,14 @@ from tokenv.evaluation.evaluator import evaluate, held_out_rollouts, in_context_
 
 
 @pytest.mark.parametrize(
-    ("length", "early", "late", "count"), [(4096, 224, 2016, 32), (512, 28, 252, 32), (128, 7, 63, 16)]
+    ("length", "early", "late", "count"),
+    [(4096, 224, 2016, 32), (512, 28, 252, 32), (128, 7, 63, 16)],
 )
 def test_it_compares_symbols_at_two_places_of_the_sequence(length, early, late, count):
     loss = torch.rand(3, length - 1, dtype=torch.float64)
     expected = [
-        sum(row[early : early + count].tolist()) / count - sum(row[late : late + count].tolist()) / count
+        sum(row[early : early + count].tolist()) / count
+        - sum(row[late : late + count].tolist()) / count
         for row in loss
     ]
     assert in_context_scores(loss).tolist() == pytest.approx(expected, abs=1e-12)

@@ -24,7 +24,9 @@ def _fast_bfloat16(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def trained(folder: Path, precision: str) -> Path:
-    values = settings(train={"symbols": 512}, hardware={"precision": precision}, checkpoint={"every_symbols": 512})
+    values = settings(
+        train={"symbols": 512}, hardware={"precision": precision}, checkpoint={"every_symbols": 512}
+    )
     train(resolve([], values), folder / "checkpoints", lambda *_: None)
     return folder
 

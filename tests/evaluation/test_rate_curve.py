@@ -55,7 +55,10 @@ def test_a_range_is_a_section_and_one_number_stays_one():
 @pytest.mark.parametrize(
     ("rate", "message"),
     [
-        ({"min": 0.5, "max": 0.1}, r"rate\.min = 0\.5, rate\.max = 0\.1: expected .* 0 < min < max < 1"),
+        (
+            {"min": 0.5, "max": 0.1},
+            r"rate\.min = 0\.5, rate\.max = 0\.1: expected .* 0 < min < max < 1",
+        ),
         ({"min": 0.2, "max": 0.2}, "0 < min < max < 1"),
         ({"min": 0.0, "max": 0.2}, "0 < min < max < 1"),
         ({"max": 1.5}, "0 < min < max < 1"),
@@ -63,7 +66,10 @@ def test_a_range_is_a_section_and_one_number_stays_one():
         ({"min": "low"}, r"rate\.min = 'low': expected a number"),
         ("low", "rate = 'low': expected a number or a section of min and max"),
         ([0.1, 0.2], r"rate = \[0\.1, 0\.2\]: expected a number or a section"),
-        (1.5, r"rate = 1\.5: expected boundaries per symbol in \(0, 1\), such as 0\.2, or a range such as"),
+        (
+            1.5,
+            r"rate = 1\.5: expected boundaries per symbol in \(0, 1\), such as 0\.2, or a range such as",
+        ),
     ],
 )
 def test_ranges_that_cannot_be_are_refused(rate, message):
@@ -75,7 +81,9 @@ def test_rates_are_even_on_a_logarithmic_scale():
     rates = RateRange(0.05, 0.5)
     drawn = rates.at(torch.linspace(0, 1, 100_001, dtype=torch.float64))
     assert drawn[[0, -1]].tolist() == pytest.approx([0.05, 0.5])
-    assert drawn.mean().item() == pytest.approx(rates.mean, rel=1e-4) == pytest.approx(0.195, abs=1e-3)
+    assert (
+        drawn.mean().item() == pytest.approx(rates.mean, rel=1e-4) == pytest.approx(0.195, abs=1e-3)
+    )
     counts = torch.histc(drawn.log2(), bins=10)
     assert counts.max() - counts.min() <= 2
 
@@ -88,7 +96,10 @@ def test_agents_that_have_one_rate_refuse_a_range(tiny_settings, name):
         check_components(config)
         assert build_components(config).agent.rates == RateRange(0.1, 0.6)
         return
-    with pytest.raises(UserError, match=f"rate = 0.1 to 0.6: agent '{name}' has one rate at most: expected one number"):
+    with pytest.raises(
+        UserError,
+        match=f"rate = 0.1 to 0.6: agent '{name}' has one rate at most: expected one number",
+    ):
         check_components(config)
 
 
@@ -139,7 +150,11 @@ def test_resuming_is_never_having_stopped(tiny_settings, tmp_path, case):
 def test_a_range_that_is_almost_one_rate_learns_what_that_rate_learns(tiny_settings, estimator):
     found = []
     for rate in (0.3, {"min": 0.3 - 1e-7, "max": 0.3 + 1e-7}):
-        options = {"rate": rate, "estimator": {"name": estimator}, "hardware": {"precision": "float64"}}
+        options = {
+            "rate": rate,
+            "estimator": {"name": estimator},
+            "hardware": {"precision": "float64"},
+        }
         config = resolve([], merge(tiny_settings, options | {"agent": {"window": 0}}))
         parts = build_components(config)
         if estimator == "relax":  # its own parameters are drawn after the agent's
@@ -147,7 +162,9 @@ def test_a_range_that_is_almost_one_rate_learns_what_that_rate_learns(tiny_setti
             for parameter in parts.estimator.parameters():
                 torch.nn.init.normal_(parameter, std=0.1)
         parts.estimator.double()
-        team = DataParallelGroup.create(Ranks(), config.train, split_each_pass=parts.has_cross_step_state)
+        team = DataParallelGroup.create(
+            Ranks(), config.train, split_each_pass=parts.has_cross_step_state
+        )
         symbols = torch.randint(256, (8, 32), generator=torch.Generator().manual_seed(0))
         parts.train()
         batches = [PassInput(each, seed=5) for each in symbols.split(4)]
@@ -169,8 +186,13 @@ def test_another_runs_agent_is_told_its_rate_here(tiny_settings, tmp_path):
     loaded = resolve([], words, base=settings_of(tiny_settings) | {"agent": {"name": "learned"}})
     assert build_components(loaded).agent.rates == RateRange(0.1, 0.6)
     run(loaded, tmp_path / "2")
-    other = resolve([], words | {"rate": 0.3}, base=settings_of(tiny_settings) | {"agent": {"name": "learned"}})
-    with pytest.raises(UserError, match=r"rate = 0\.3: .* trained for another; expected rate\.min=0\.1 rate\.max=0\.6"):
+    other = resolve(
+        [], words | {"rate": 0.3}, base=settings_of(tiny_settings) | {"agent": {"name": "learned"}}
+    )
+    with pytest.raises(
+        UserError,
+        match=r"rate = 0\.3: .* trained for another; expected rate\.min=0\.1 rate\.max=0\.6",
+    ):
         build_components(other)
 
 
@@ -204,7 +226,10 @@ def test_a_rate_that_is_told_is_everybodys(parts, held_out):
     assert few.boundary_rate < many.boundary_rate
     assert few.boundary_rate == pytest.approx(0.15, abs=0.06)
     assert evaluate(parts, held_out[0], EvalOptions(4, rate=0.15)) == few
-    assert evaluate(parts, held_out[0], EvalOptions(4)).boundary_rate not in (few.boundary_rate, many.boundary_rate)
+    assert evaluate(parts, held_out[0], EvalOptions(4)).boundary_rate not in (
+        few.boundary_rate,
+        many.boundary_rate,
+    )
 
 
 def test_calibrated_a_model_draws_what_it_is_asked_for(parts, held_out):
@@ -214,7 +239,9 @@ def test_calibrated_a_model_draws_what_it_is_asked_for(parts, held_out):
     for asked in (0.15, 0.3, 0.5):
         bias = calibrate(parts, own, asked, EvalOptions(4))
         options = EvalOptions(4, rate=asked, logit_bias=bias)
-        rates = [evaluate(parts, own, replace(options, seed=seed)).boundary_rate for seed in range(8)]
+        rates = [
+            evaluate(parts, own, replace(options, seed=seed)).boundary_rate for seed in range(8)
+        ]
         assert sum(rates) / 8 == pytest.approx(asked, abs=0.03)
     whole = calibrate(parts, own, RateRange(0.1, 0.6), EvalOptions(4))
     drawn, told = [], []
@@ -225,7 +252,9 @@ def test_calibrated_a_model_draws_what_it_is_asked_for(parts, held_out):
     assert torch.cat(drawn).mean().item() == pytest.approx(torch.cat(told).mean().item(), abs=0.05)
 
 
-@pytest.mark.parametrize("agent", [{"name": "exact_count"}, {"name": "uniform"}, {"name": "random"}])
+@pytest.mark.parametrize(
+    "agent", [{"name": "exact_count"}, {"name": "uniform"}, {"name": "random"}]
+)
 def test_exact_numbers_are_as_asked(tiny_settings, held_out, agent):
     parts = build_components(config := resolve([], settings_of(tiny_settings, agent=agent)))
     points = rate_curve(parts, config, [0.125, 0.25, 0.5], *held_out, EvalOptions(4))
@@ -237,7 +266,10 @@ def test_a_model_of_one_rate_is_moved_by_its_logits(tiny_settings, held_out):
     config = resolve([], tiny_settings)
     parts = build_components(config)
     points = rate_curve(parts, config, [0.1, 0.4], *held_out, EvalOptions(4))
-    assert [(point.way, point.target_rate) for point in points] == [("calibrated", 0.1), ("calibrated", 0.4)]
+    assert [(point.way, point.target_rate) for point in points] == [
+        ("calibrated", 0.1),
+        ("calibrated", 0.4),
+    ]
     assert points[0].logit_bias < 0 < points[1].logit_bias
     assert [point.boundary_rate for point in points] == pytest.approx([0.1, 0.4], abs=0.07)
     assert points[0].flops < points[1].flops
@@ -253,7 +285,11 @@ def test_what_nothing_moves_is_measured_at_its_own_rate(tiny_settings, held_out)
         build_components(config), config, [0.3, 0.5], *held_out, EvalOptions(4), allow_native=True
     )
     plain = evaluate(build_components(config), held_out[0], EvalOptions(4))
-    assert (point.way, point.target_rate, point.boundary_rate) == ("own", plain.boundary_rate, plain.boundary_rate)
+    assert (point.way, point.target_rate, point.boundary_rate) == (
+        "own",
+        plain.boundary_rate,
+        plain.boundary_rate,
+    )
     assert (point.loss, point.standard_error) == (plain.loss, plain.standard_error)
     assert loss_B.mean().item() == plain.loss
 
@@ -266,9 +302,13 @@ def test_a_budget_is_met(parts):
         flops = reading_flops(parts.lm, rate, parts.agent, 100)
         assert rate_for_flops(parts, flops, 100) == pytest.approx(rate, rel=1e-12)
     # Longer sequences need more attention.
-    assert reading_flops(parts.lm, 0.3, parts.agent, 50) < reading_flops(parts.lm, 0.3, parts.agent, 100)
+    assert reading_flops(parts.lm, 0.3, parts.agent, 50) < reading_flops(
+        parts.lm, 0.3, parts.agent, 100
+    )
     for flops in (1.0, 1e12):
-        with pytest.raises(UserError, match=r"flops = .*: expected more than .* without tokens, and less than"):
+        with pytest.raises(
+            UserError, match=r"flops = .*: expected more than .* without tokens, and less than"
+        ):
             rate_for_flops(parts, flops, 100)
 
 
@@ -279,34 +319,49 @@ def test_what_may_be_asked_for(parts, tiny_settings, capsys):
     assert capsys.readouterr().err == ""
     assert resolve_rate(parts, config, 0.05) == 0.05
     said = capsys.readouterr().err
-    assert said == "tokenv: warning: rate = 0.05 is outside the range that this run was trained for, 0.1 to 0.6\n"
+    assert (
+        said
+        == "tokenv: warning: rate = 0.05 is outside the range that this run was trained for, 0.1 to 0.6\n"
+    )
     with pytest.raises(UserError, match=r"rate = 1: expected boundaries per symbol in \(0, 1\)"):
         resolve_rate(parts, config, 1.0)
     one = resolve([], tiny_settings)
     assert resolve_rate(build_components(one), one, None) is None
-    with pytest.raises(UserError, match=r"rate = 0\.3: this run was trained for one rate, 0\.2: leave it out"):
+    with pytest.raises(
+        UserError, match=r"rate = 0\.3: this run was trained for one rate, 0\.2: leave it out"
+    ):
         resolve_rate(build_components(one), one, 0.3)
 
 
 def test_the_library_takes_a_rate(tiny_settings, tmp_path):
     train(resolve([], settings_of(tiny_settings)), tmp_path / "1" / "checkpoints", lambda *_: None)
-    model, text = tokenv.load(tmp_path / "1"), b"some text that is cut in few or in many tokens; " * 8
+    model, text = (
+        tokenv.load(tmp_path / "1"),
+        b"some text that is cut in few or in many tokens; " * 8,
+    )
     few, many = (len(model.spans(text, rate=rate)) for rate in (0.12, 0.55))
     assert few < many
     assert model.tokens(text, rate=0.12) == model.spans(text, rate=0.12).tokens
     assert model.log_likelihood(text, rate=0.12) != model.log_likelihood(text, rate=0.55)
     assert model.generate(text[:30], 5, rate=0.12).startswith(text[:30])
-    assert model.spans(text).boundaries == model.spans(text, rate=RateRange(0.1, 0.6).mean).boundaries
+    assert (
+        model.spans(text).boundaries == model.spans(text, rate=RateRange(0.1, 0.6).mean).boundaries
+    )
     assert "rate 0.1 to 0.6" in repr(model)
     model.save_pretrained(tmp_path / "kept")
-    assert tokenv.load(tmp_path / "kept").spans(text, rate=0.12).boundaries == model.spans(text, rate=0.12).boundaries
+    assert (
+        tokenv.load(tmp_path / "kept").spans(text, rate=0.12).boundaries
+        == model.spans(text, rate=0.12).boundaries
+    )
 
 
 # --- entropy weights ---
 
 
 @pytest.mark.parametrize("ranged", [True, False])
-def test_an_entropy_weight_raises_the_logits_where_the_early_exit_is_unsure(tiny_settings, held_out, ranged):
+def test_an_entropy_weight_raises_the_logits_where_the_early_exit_is_unsure(
+    tiny_settings, held_out, ranged
+):
     words = merge(tiny_settings, {"agent": {"window": 0}, "hardware": {"precision": "float64"}})
     parts = build_components(resolve([], merge(words, RATES if ranged else {})))
     with torch.no_grad():
@@ -315,17 +370,23 @@ def test_an_entropy_weight_raises_the_logits_where_the_early_exit_is_unsure(tiny
     batch, asked = held_out[0], 0.3 if ranged else None
     options = EvalOptions(6, seed=3, rate=asked)
     (plain,) = held_out_rollouts(parts, batch, options)
-    (weighted,) = held_out_rollouts(parts, batch, replace(options, entropy_weight=0.7, logit_bias=-0.4))
+    (weighted,) = held_out_rollouts(
+        parts, batch, replace(options, entropy_weight=0.7, logit_bias=-0.4)
+    )
     entropy_BT = parts.lm.early_entropy(parts.lm.encode(batch.symbol_BN))[:, :-1]
     assert entropy_BT.std() > 0.05
     logit_BT = torch.logit(plain[keys.BOUNDARY_PROB]) + 0.7 * entropy_BT - 0.4
     noise_BT = torch.rand(entropy_BT.shape, generator=torch.Generator().manual_seed(3))
-    wanted = torch.where(plain[keys.DECISION_MASK], logit_BT > torch.logit(noise_BT.double()), plain[keys.ACTION] > 0)
+    wanted = torch.where(
+        plain[keys.DECISION_MASK], logit_BT > torch.logit(noise_BT.double()), plain[keys.ACTION] > 0
+    )
     assert torch.equal(weighted[keys.ACTION] > 0, wanted)
     assert not torch.equal(weighted[keys.ACTION], plain[keys.ACTION])
 
 
-def test_an_entropy_weight_keeps_the_rate_and_is_compared_with_a_constant_bias(parts, tiny_settings, held_out):
+def test_an_entropy_weight_keeps_the_rate_and_is_compared_with_a_constant_bias(
+    parts, tiny_settings, held_out
+):
     config = resolve([], settings_of(tiny_settings))
     with torch.no_grad():
         parts.lm.early_head.weight.normal_(std=0.5)
@@ -340,15 +401,22 @@ def test_an_entropy_weight_keeps_the_rate_and_is_compared_with_a_constant_bias(p
     assert weighted.difference == pytest.approx(weighted.loss - constant.loss)
     assert 0 < weighted.difference_error < weighted.standard_error
     own = held_out[1]
-    biases = [calibrate(parts, own, 0.3, EvalOptions(4, entropy_weight=weight)) for weight in (0.0, 1.0)]
+    biases = [
+        calibrate(parts, own, 0.3, EvalOptions(4, entropy_weight=weight)) for weight in (0.0, 1.0)
+    ]
     assert [constant.logit_bias, weighted.logit_bias] == biases
     rates = []
     for seed in range(8):
-        found = held_out_rollouts(parts, own, EvalOptions(4, seed, rate=0.3, logit_bias=biases[1], entropy_weight=1.0))
+        found = held_out_rollouts(
+            parts, own, EvalOptions(4, seed, rate=0.3, logit_bias=biases[1], entropy_weight=1.0)
+        )
         rates += [td[keys.ACTION].double().mean() for td in found]
     assert sum(rates) / len(rates) == pytest.approx(0.3, abs=0.03)
-    strict = build_components(config := resolve([], settings_of(tiny_settings, agent={"name": "exact_count"})))
+    strict = build_components(
+        config := resolve([], settings_of(tiny_settings, agent={"name": "exact_count"}))
+    )
     with pytest.raises(
-        UserError, match=r"no logit bias .* 'exact_count' to 0\.3: expected .* \(without an entropy weight\)"
+        UserError,
+        match=r"no logit bias .* 'exact_count' to 0\.3: expected .* \(without an entropy weight\)",
     ):
         rate_curve(strict, config, [0.3], *held_out, EvalOptions(4), entropy_weights=[1.0])

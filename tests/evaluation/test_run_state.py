@@ -14,7 +14,14 @@ from tokenv.evaluation.run_state import Evaluation, RunState
 
 def test_what_is_saved_is_read(tmp_path: Path) -> None:
     validation = Evaluation("nats_per_value", 1.5, 0.25, 2.0, 0.2, 0.5, boundary_f1=0.75)
-    state = RunState(Config(seed=2).as_dict(), "nats_per_value", step=4, symbols=64, flops=10, data={"position": 1})
+    state = RunState(
+        Config(seed=2).as_dict(),
+        "nats_per_value",
+        step=4,
+        symbols=64,
+        flops=10,
+        data={"position": 1},
+    )
     logged: list[tuple[str, float, int]] = []
     state.record("train", {"nats_per_value": 3.0, "flops": 10}, lambda *one: logged.append(one))
     assert state.loss is None

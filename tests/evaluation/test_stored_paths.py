@@ -65,7 +65,10 @@ def test_a_run_outlives_the_file_of_its_tokenizer(
     os.mkfifo("tokenizer.json")  # opening it would wait for ever
     another_process(monkeypatch)
     assert tokenv.load("runs/1").tokens(TEXT) == before
-    assert run_command("evaluate", ["with", "run=runs/1", "sequences=4"])["sampled"]["boundary_rate"] > 0
+    assert (
+        run_command("evaluate", ["with", "run=runs/1", "sequences=4"])["sampled"]["boundary_rate"]
+        > 0
+    )
     if kind == "teacher":
         assert tokenv.load("runs/1").generate("abc", 2)
     tokenv.load("runs/1").save_pretrained(tmp_path / "elsewhere")
@@ -84,7 +87,9 @@ def test_a_run_resumes_without_the_files_it_began_with(home: Path) -> None:
     train(config, Path("runs/2/checkpoints"), lambda *_: None, resume=resume)
 
 
-def test_relative_paths_are_stored_absolute(home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_relative_paths_are_stored_absolute(
+    home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     Path("book.txt").write_text("".join(f"{number} {TEXT}" for number in range(2000)))
     train_once(**OF_TOKENIZER["agent"], data={"source": "book.txt", "validation": 0.1})
     stored = json.loads(Path("runs/1/config.json").read_text())
@@ -139,7 +144,8 @@ def test_no_reader_opens_a_path_that_a_stored_run_names(
     }
     for command, words in commands.items():
         another_process(monkeypatch)
-        with suppress(UserError):  # init_from is ignored by readers, the rest is no configuration of this checkpoint
+        # init_from is ignored by readers, the rest is no configuration of this checkpoint
+        with suppress(UserError):
             run_command(command, ["with", *words])
     another_process(monkeypatch)
     with pytest.raises(UserError, match=r"names code|which would be read|is missing"):

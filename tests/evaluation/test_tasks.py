@@ -32,7 +32,9 @@ HELLASWAG = {
     "endings": ["is using wrap  to wrap skis.", "pulls up shingles [step] quickly."],
     "label": "1",
 }
-LAMBADA = {"text": "He shook his head, took a step back and held his hands up. 'I'm not a danger to Bob"}
+LAMBADA = {
+    "text": "He shook his head, took a step back and held his hands up. 'I'm not a danger to Bob"
+}
 
 
 def test_rows_become_the_harnesss_strings():
@@ -40,13 +42,17 @@ def test_rows_become_the_harnesss_strings():
     assert TASKS["piqa"].question(PIQA) == Question(
         "Question: How to boil eggs?\nAnswer:", (" Use water.", " Use sand."), 0
     )
-    assert TASKS["arc_easy"].question(ARC) == Question("Question: Which is a star?\nAnswer:", (" Mars", " the Sun"), 1)
+    assert TASKS["arc_easy"].question(ARC) == Question(
+        "Question: Which is a star?\nAnswer:", (" Mars", " the Sun"), 1
+    )
     assert TASKS["hellaswag"].question(HELLASWAG) == Question(
         "Roof shingle removal: A man is sitting on a roof. How he works. First He",
         (" is using wrap to wrap skis.", " pulls up shingles quickly."),
         1,
     )
-    assert TASKS["lambada"].question(LAMBADA) == Question(LAMBADA["text"].removesuffix(" Bob"), (" Bob",))
+    assert TASKS["lambada"].question(LAMBADA) == Question(
+        LAMBADA["text"].removesuffix(" Bob"), (" Bob",)
+    )
 
 
 def write(path, rows):
@@ -59,7 +65,9 @@ def test_local_files_with_and_without_labels(tmp_path):
     unlabelled = [{key: value for key, value in row.items() if key != "label"} for row in rows]
     inside = load_questions("piqa", [write(tmp_path / "a.jsonl", rows)])
     (tmp_path / "labels.lst").write_text("0\n1\n")
-    beside = load_questions("piqa", [write(tmp_path / "b.jsonl", unlabelled), tmp_path / "labels.lst"])
+    beside = load_questions(
+        "piqa", [write(tmp_path / "b.jsonl", unlabelled), tmp_path / "labels.lst"]
+    )
     assert inside == beside
     assert [question.gold for question in inside] == [0, 1]
     (tmp_path / "c.json").write_text(json.dumps(rows))
@@ -71,7 +79,9 @@ def test_the_hub_is_asked_by_name(monkeypatch):
 
     def load_dataset(*names, **options):
         asked.append((names, options))
-        return type("Rows", (list,), {"select": lambda self, which: [self[i] for i in which]})([LAMBADA] * 3)
+        return type("Rows", (list,), {"select": lambda self, which: [self[i] for i in which]})(
+            [LAMBADA] * 3
+        )
 
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
     assert len(load_questions("lambada", limit=2)) == 2
@@ -81,7 +91,9 @@ def test_the_hub_is_asked_by_name(monkeypatch):
         raise ConnectionError("no network")
 
     monkeypatch.setattr("datasets.load_dataset", offline)
-    with pytest.raises(ValueError, match=r"cannot be read from the hub \(no network\).*task_files\.piqa=PATH"):
+    with pytest.raises(
+        ValueError, match=r"cannot be read from the hub \(no network\).*task_files\.piqa=PATH"
+    ):
         load_questions("piqa")
 
 
@@ -92,12 +104,28 @@ def test_the_hub_is_asked_by_name(monkeypatch):
         ("piqa", "", "has no question in"),
         ("piqa", "{", "cannot be read as .jsonl"),
         ("piqa", "[1, 2]", "holds no rows"),
-        ("piqa", '{"goal": "x"}', r"row 0 lacks the field 'sol1'; expected fields as in baber/piqa"),
-        ("piqa", json.dumps(PIQA | {"label": 7}), "row 0 is no question: the right answer is number 7"),
+        (
+            "piqa",
+            '{"goal": "x"}',
+            r"row 0 lacks the field 'sol1'; expected fields as in baber/piqa",
+        ),
+        (
+            "piqa",
+            json.dumps(PIQA | {"label": 7}),
+            "row 0 is no question: the right answer is number 7",
+        ),
         ("lambada", '{"text": "Bob"}', "row 0 is no question: the context is empty"),
         ("arc_easy", json.dumps(ARC | {"answerKey": "C"}), "row 0 is no question"),
-        ("piqa", json.dumps(PIQA | {"goal": "\ud800"}), "row 0 is no question: .*surrogates not allowed"),
-        ("piqa", json.dumps(PIQA | {"sol1": "x\udfff"}), "row 0 is no question: .*surrogates not allowed"),
+        (
+            "piqa",
+            json.dumps(PIQA | {"goal": "\ud800"}),
+            "row 0 is no question: .*surrogates not allowed",
+        ),
+        (
+            "piqa",
+            json.dumps(PIQA | {"sol1": "x\udfff"}),
+            "row 0 is no question: .*surrogates not allowed",
+        ),
     ],
 )
 def test_bad_rows_are_told(tmp_path, task, text, message):
@@ -124,14 +152,20 @@ def test_bad_files_are_told(tmp_path):
 
 @settings(deadline=None, max_examples=15)
 @given(
-    st.lists(st.tuples(st.binary(min_size=1, max_size=30), st.binary(min_size=1, max_size=8)), min_size=1, max_size=6)
+    st.lists(
+        st.tuples(st.binary(min_size=1, max_size=30), st.binary(min_size=1, max_size=8)),
+        min_size=1,
+        max_size=6,
+    )
 )
 def test_bits_are_those_of_the_answer_alone_whatever_shares_its_batch(pairs):
     torch.manual_seed(0)
     from tokenv.lm.config import UNetConfig
     from tokenv.lm.unet import UNet
 
-    lm = UNet(UNetConfig(width=16, heads=2, down_layers=1, mid_layers=1, up_layers=1, window=8)).double()
+    lm = UNet(
+        UNetConfig(width=16, heads=2, down_layers=1, mid_layers=1, up_layers=1, window=8)
+    ).double()
     parts = Components(lm, Whitespace(), None, None)
     found = answer_bits(parts, pairs, EvalOptions(3), seq_len=20)
     for (context, answer), bits in zip(pairs, found.tolist(), strict=True):
@@ -142,7 +176,11 @@ def test_bits_are_those_of_the_answer_alone_whatever_shares_its_batch(pairs):
 
 
 def test_scores(tiny_lm, monkeypatch):
-    questions = [Question("a", (" b", " ccc"), 1), Question("a", (" b", " ccc"), 1), Question("a", (" b", " ccc"), 0)]
+    questions = [
+        Question("a", (" b", " ccc"), 1),
+        Question("a", (" b", " ccc"), 1),
+        Question("a", (" b", " ccc"), 0),
+    ]
     parts = Components(tiny_lm, Uniform(0.5, 8), None, None)
     bits = torch.tensor([2.0, 8.0, 6.0, 8.0, 2.0, 3.0], dtype=torch.float64)
     monkeypatch.setattr("tokenv.evaluation.task_scores.answer_bits", lambda *_, **__: bits)
@@ -160,12 +198,18 @@ def test_scores(tiny_lm, monkeypatch):
 
 def test_evaluate_scores_tasks(tiny_settings, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    words = [f"{section}.{key}={value}" for section, of in tiny_settings.items() for key, value in of.items()]
+    words = [
+        f"{section}.{key}={value}"
+        for section, of in tiny_settings.items()
+        for key, value in of.items()
+    ]
     run_command("train", ["with", *words])
     write(tmp_path / "piqa.jsonl", [PIQA] * 3)
     write(tmp_path / "lambada.jsonl", [LAMBADA] * 2)
     files = ["task_files.piqa=piqa.jsonl", "task_files.lambada=lambada.jsonl"]
-    found = run_command("evaluate", ["with", "run=runs/1", "sequences=4", "tasks=piqa,lambada", *files, "limit=2"])
+    found = run_command(
+        "evaluate", ["with", "run=runs/1", "sequences=4", "tasks=piqa,lambada", *files, "limit=2"]
+    )
     assert found["sampled"]["piqa"]["questions"] == 2
     assert "accuracy" not in found["sampled"]["lambada"]
     assert found["thresholded"]["lambada"]["bits_per_byte"] > 0

@@ -34,7 +34,10 @@ def test_live_tensors_are_counted_while_they_exist():
     ("agent", "width"),
     [
         ("learned", 32),
-        *(pytest.param(*case, marks=pytest.mark.slow) for case in (("uniform", 64), ("nawrot", 64), ("learned", 128))),
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("uniform", 64), ("nawrot", 64), ("learned", 128))
+        ),
     ],
 )
 def test_an_update_of_many_sequences_needs_what_two_small_ones_foretell(agent, width):

@@ -18,7 +18,13 @@ from tokenv.core.errors import UserError
 from tokenv.lab import variance_report, variance_study
 from tokenv.lab.config import VarianceOptions, parse
 from tokenv.lab.costs import measure_costs
-from tokenv.lab.gradients import GradientProblem, credit_by_distance, draw_gradient, gradient_statistics, true_gradient
+from tokenv.lab.gradients import (
+    GradientProblem,
+    credit_by_distance,
+    draw_gradient,
+    gradient_statistics,
+    true_gradient,
+)
 from tokenv.lab.variance_report import (
     draw_cost,
     draw_credit,
@@ -42,7 +48,14 @@ def options(tiny_settings):
     config = tokenv_settings.resolve([], updates)
     chosen = ("reinforce", "rloo(gamma=1.0)")
     return VarianceOptions(
-        config, estimators=chosen, checkpoints=2, draws=12, batch_size=4, timings=1, warmup=1, credit_draws=2
+        config,
+        estimators=chosen,
+        checkpoints=2,
+        draws=12,
+        batch_size=4,
+        timings=1,
+        warmup=1,
+        credit_draws=2,
     )
 
 
@@ -106,9 +119,14 @@ def test_relative_figures_do_not_depend_on_scale(factor, seed):
     generator = torch.Generator().manual_seed(seed)
     draws = 1 + torch.randn(10, 6, generator=generator, dtype=torch.float64)
     true = torch.ones(1, 6, dtype=torch.float64)
-    one, other = gradient_statistics(draws, true), gradient_statistics(factor * draws, factor * true)
+    one, other = (
+        gradient_statistics(draws, true),
+        gradient_statistics(factor * draws, factor * true),
+    )
     for name in ("noise", "snr", "bias", "turn", "cosine", "scale"):
-        assert getattr(one, name).value == pytest.approx(getattr(other, name).value, rel=1e-6, abs=1e-9)
+        assert getattr(one, name).value == pytest.approx(
+            getattr(other, name).value, rel=1e-6, abs=1e-9
+        )
 
 
 def test_draws_average_to_the_enumerated_gradient(scene, options):
@@ -156,7 +174,13 @@ def test_effects_vanish_without_token_layers(scene):
 
 
 def test_costs_count_the_executed_work(scene, options):
-    texts = ("reinforce", "rloo(num_samples=3)", "rloo(num_samples=3, reward_only=True)", "rebar", "ppo")
+    texts = (
+        "reinforce",
+        "rloo(num_samples=3)",
+        "rloo(num_samples=3, reward_only=True)",
+        "rebar",
+        "ppo",
+    )
     built = {text: build(text, scene, options) for text in texts}
     costs = measure_costs(scene.components, built, scene.symbol_BN, rate=0.5, repeats=1)
     flops = {text: cost.flops for text, cost in costs.items()}
@@ -165,7 +189,9 @@ def test_costs_count_the_executed_work(scene, options):
     assert forward - one == pytest.approx(2 * late / 3)
     assert flops["rebar"] > 1.9 * one
     assert one < flops["ppo"] < 2 * one
-    assert costs["rloo(num_samples=3)"].memory > costs["rloo(num_samples=3, reward_only=True)"].memory
+    assert (
+        costs["rloo(num_samples=3)"].memory > costs["rloo(num_samples=3, reward_only=True)"].memory
+    )
     assert all(cost.fastest <= cost.seconds <= cost.slowest for cost in costs.values())
 
 
@@ -184,7 +210,9 @@ def test_a_study_resumes_where_it_stopped(options, tmp_path, monkeypatch):
         variance_study.run_variance_study(options, tmp_path / "parts")
     stored = json.loads((tmp_path / "parts" / "variance.json").read_text())
     assert [len(m["estimators"]) for m in stored["moments"]] == [2, 1]
-    monkeypatch.setattr(VarianceStudy, "score", lambda *args: (calls.append(args[2].label), score(*args))[1])
+    monkeypatch.setattr(
+        VarianceStudy, "score", lambda *args: (calls.append(args[2].label), score(*args))[1]
+    )
     monkeypatch.setattr(variance_study, "train", None)  # the trajectory is there
     resumed = variance_study.run_variance_study(options, tmp_path / "parts")
     assert calls == ["reinforce", "rloo(gamma=1.0)"] * 2
@@ -210,7 +238,9 @@ def test_damaged_or_foreign_figures_are_rejected(options, tmp_path):
         with pytest.raises(UserError, match=f"{name} is damaged"):
             variance_study.run_variance_study(more, one)
         (one / name).write_bytes((other / name).read_bytes())
-        with pytest.raises(UserError, match=f"{name}: of another run, or measured with other options"):
+        with pytest.raises(
+            UserError, match=f"{name}: of another run, or measured with other options"
+        ):
             variance_study.run_variance_study(more, one)
         (one / name).write_bytes(sound)
     # The same run's, but of another moment.
@@ -234,7 +264,11 @@ def test_a_trajectory_of_another_run_is_rejected(options, tmp_path):
 def test_a_study_without_digests_is_not_believed(options, tmp_path):
     whole = variance_study.run_variance_study(options, tmp_path)
     path = tmp_path / "variance.json"
-    stored = {key: value for key, value in json.loads(path.read_text()).items() if key not in ("of", "sha256")}
+    stored = {
+        key: value
+        for key, value in json.loads(path.read_text()).items()
+        if key not in ("of", "sha256")
+    }
     del stored["moments"][1]["estimators"]["reinforce"]
     path.write_text(json.dumps(stored))
     with pytest.raises(UserError, match=r"variance\.json is damaged: its SHA-256"):
@@ -262,13 +296,34 @@ def a_result(**figures):
     """Two estimators at one moment; the second with other figures."""
 
     def found(**changes):
-        return {"unbiased": True, "components": {"policy": {"noise": [2.0, 0.5], "turn": [0.1, 0.05]} | changes}}
+        return {
+            "unbiased": True,
+            "components": {"policy": {"noise": [2.0, 0.5], "turn": [0.1, 0.05]} | changes},
+        }
 
-    estimators = {"reinforce": found(), "other": found(**figures), "arm": {"refused": "it has a past"}}
-    credit = {"mean": [0.1, 0.2, 0.3], "mean_error": [0.1, 0.1, 0.0], "rms": [1.0, 0.5, 0.1], "noise": [1.0, 1.0, 0.0]}
-    moment = {"symbols": 10**6, "bits_per_byte": 2.0, "estimators": estimators, "credit": credit | {"pairs": [9, 4, 1]}}
+    estimators = {
+        "reinforce": found(),
+        "other": found(**figures),
+        "arm": {"refused": "it has a past"},
+    }
+    credit = {
+        "mean": [0.1, 0.2, 0.3],
+        "mean_error": [0.1, 0.1, 0.0],
+        "rms": [1.0, 0.5, 0.1],
+        "noise": [1.0, 1.0, 0.0],
+    }
+    moment = {
+        "symbols": 10**6,
+        "bits_per_byte": 2.0,
+        "estimators": estimators,
+        "credit": credit | {"pairs": [9, 4, 1]},
+    }
     cost = {"flops": 10.0, "seconds": 1.0, "memory": 1.0}
-    return {"moments": [moment], "costs": {"reinforce": cost, "other": cost}, "reference": "enumeration"}
+    return {
+        "moments": [moment],
+        "costs": {"reinforce": cost, "other": cost},
+        "reference": "enumeration",
+    }
 
 
 @pytest.mark.parametrize(
@@ -279,7 +334,15 @@ def a_result(**figures):
         {"moments": [{"symbols": 1}]},
         {"costs": [1]},
         {"moments": [{"symbols": 1, "bits_per_byte": 2.0, "estimators": {"rloo": {}}}]},
-        {"moments": [{"symbols": 1, "bits_per_byte": 2.0, "estimators": {"rloo": {"components": {"policy": "x"}}}}]},
+        {
+            "moments": [
+                {
+                    "symbols": 1,
+                    "bits_per_byte": 2.0,
+                    "estimators": {"rloo": {"components": {"policy": "x"}}},
+                }
+            ]
+        },
     ],
 )
 def test_results_of_another_structure_are_one_message(change, tmp_path):
@@ -300,18 +363,30 @@ def drawn(monkeypatch, draw, result):
     draw(result, None)
     (figure,) = figures
     figure.draw_without_rendering()
-    legends = [text.get_text() for legend in figure.legends for text in [legend.get_title(), *legend.get_texts()]]
+    legends = [
+        text.get_text()
+        for legend in figure.legends
+        for text in [legend.get_title(), *legend.get_texts()]
+    ]
     return figure.axes[0], [text.get_text() for text in figure.axes[0].texts], "\n".join(legends)
 
 
 @pytest.mark.parametrize("draw", [draw_progress, draw_cost])
 def test_no_error_of_a_picture_is_hidden(monkeypatch, draw):
     axes, _, legend = drawn(monkeypatch, draw, a_result(noise=[3.0, 7.0]))
-    bars = sorted(tuple(bar.get_segments()[0][:, 1]) for container in axes.containers for bar in container[2])
+    bars = sorted(
+        tuple(bar.get_segments()[0][:, 1]) for container in axes.containers for bar in container[2]
+    )
     floor = axes.get_ylim()[0]
-    assert bars == [(pytest.approx(floor), 10.0), (1.5, 2.5)]  # the second error is larger than its value
+    # the second error is larger than its value
+    assert bars == [(pytest.approx(floor), 10.0), (1.5, 2.5)]
     assert axes.get_ylim()[1] > 10
-    for said in ("goes on below it", "standard error not measurable", "noise infinite", "refuse this policy: arm"):
+    for said in (
+        "goes on below it",
+        "standard error not measurable",
+        "noise infinite",
+        "refuse this policy: arm",
+    ):
         assert said in legend
 
     axes, _, _ = drawn(monkeypatch, draw, a_result(noise=[3.0, math.nan]))
@@ -325,7 +400,11 @@ def test_no_error_of_a_picture_is_hidden(monkeypatch, draw):
         low, high = axes.get_ylim()
         assert low < missing.get_ydata()[0] < high
         assert any(text.startswith("other") for text in texts)
-        drawn(monkeypatch, draw, a_result(noise=[noise, math.nan]) | {"costs": {"other": {"flops": 1.0}}})
+        drawn(
+            monkeypatch,
+            draw,
+            a_result(noise=[noise, math.nan]) | {"costs": {"other": {"flops": 1.0}}},
+        )
 
 
 def faces(axes):
@@ -344,10 +423,13 @@ def test_bias_of_direction_is_drawn_as_estimated(monkeypatch):
     assert "other  [–]" in texts
 
 
-@pytest.mark.parametrize("turn", [[math.nan, math.nan], [0.5, math.nan], [0.5, 0.3], [-0.5, 0.3], [0.0, 0.0]])
+@pytest.mark.parametrize(
+    "turn", [[math.nan, math.nan], [0.5, math.nan], [0.5, 0.3], [-0.5, 0.3], [0.0, 0.0]]
+)
 def test_a_bias_that_may_be_zero_is_grey(monkeypatch, turn):
     axes, _, legend = drawn(monkeypatch, draw_cost, a_result(turn=turn))
-    assert faces(axes) == [variance_report._NO_BIAS, variance_report._NO_BIAS]  # the first is 0.1 ± 0.05
+    # the first is 0.1 ± 0.05
+    assert faces(axes) == [variance_report._NO_BIAS, variance_report._NO_BIAS]
     assert "grey: bias within 2 standard errors of 0, or not measurable" in legend
     assert axes.figure.axes[-1].get_ylim() == (0.0, pytest.approx(0.1))
 
@@ -383,7 +465,13 @@ def test_estimators_refuse_autoregressive_policies(options, tmp_path):
 
 def test_long_sequences_are_compared_with_unbiased_draws(options, tmp_path):
     config = replace(options.config, data=replace(options.config.data, seq_len=24))
-    long = replace(options, config=config, checkpoints=1, reference_draws=4, reference="rloo(gamma=1.0, num_samples=2)")
+    long = replace(
+        options,
+        config=config,
+        checkpoints=1,
+        reference_draws=4,
+        reference="rloo(gamma=1.0, num_samples=2)",
+    )
     assert variance_study.run_variance_study(long, tmp_path / "long")["reference"] == long.reference
     with pytest.raises(ValueError, match="is biased: expected an unbiased"):
         variance_study.run_variance_study(replace(long, reference="reinforce"), tmp_path / "biased")
@@ -394,7 +482,15 @@ def test_the_command(options, tmp_path, monkeypatch, capsys):
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(options.config.as_dict()))
-    words = ["with", "c.yaml", "estimators=['reinforce','disarm']", "draws=4", "checkpoints=1", "timings=1", "warmup=0"]
+    words = [
+        "with",
+        "c.yaml",
+        "estimators=['reinforce','disarm']",
+        "draws=4",
+        "checkpoints=1",
+        "timings=1",
+        "warmup=0",
+    ]
     words += ["credit_draws=2", "batch_size=2"]
     run_command("variance", words)
     folder = tmp_path / "runs" / "1"
@@ -409,7 +505,9 @@ def test_the_command(options, tmp_path, monkeypatch, capsys):
     assert list(stored["moments"][0]["estimators"]) == ["reinforce", "disarm", "rloo"]
     assert math.isfinite(stored["costs"]["rloo"]["seconds"])
     for word in ("draws=8", "noise_seed=1", "rate=0.3"):
-        with pytest.raises(UserError, match=f"{word.partition('=')[0]} cannot change when a study is resumed"):
+        with pytest.raises(
+            UserError, match=f"{word.partition('=')[0]} cannot change when a study is resumed"
+        ):
             run_command("variance", ["with", f"resume={folder / 'variance'}", word])
     flip(folder / "variance" / "options.json")
     with pytest.raises(UserError, match=r"options\.json.* damaged"):
@@ -434,7 +532,11 @@ def test_unreadable_estimators_are_reported(text, message):
 
 
 def test_specifications_are_calls():
-    assert parse("rloo(gamma=GAMMA, num_samples=3)", 0.9).options == {"name": "rloo", "gamma": 0.9, "num_samples": 3}
+    assert parse("rloo(gamma=GAMMA, num_samples=3)", 0.9).options == {
+        "name": "rloo",
+        "gamma": 0.9,
+        "num_samples": 3,
+    }
     own = parse("tokenv.estimators.recipes:rloo(num_samples=3)", 0.9)
     assert own.options == {"name": "tokenv.estimators.recipes:rloo", "num_samples": 3}
 
@@ -462,7 +564,10 @@ def test_options_out_of_range_are_rejected(options, change, message):
         ("estimator.gamma=maybe", "estimator.gamma = 'maybe': expected a number"),
         ("estimator.gamma=null", "estimator.gamma = None: expected a number"),
         ("estimator.gamma=[1]", r"estimator.gamma = \[1\]: expected a number"),
-        ("estimators=['rloo(num_samples=\"a\")']", "estimator.num_samples = 'a': expected a whole number"),
+        (
+            "estimators=['rloo(num_samples=\"a\")']",
+            "estimator.num_samples = 'a': expected a whole number",
+        ),
         ("estimators=['rloo(num_samples=99999999)']", "would need at least .* GiB of memory"),
         ("draws=999999999999", "would need at least .* GiB of memory"),
         ("reference=reinforce", "is biased: expected an unbiased"),

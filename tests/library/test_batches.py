@@ -11,7 +11,13 @@ from tokenv.config.files import resolve
 from tokenv.core.errors import UserError
 from tokenv.training.trainer import train
 
-AGENTS = {"learned": {"window": 2}, "exact_count": {"window": 2}, "uniform": {}, "random": {}, "hnet": {}}
+AGENTS = {
+    "learned": {"window": 2},
+    "exact_count": {"window": 2},
+    "uniform": {},
+    "random": {},
+    "hnet": {},
+}
 
 
 @pytest.fixture(scope="module")
@@ -20,7 +26,11 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
     found = {}
     for name, options in AGENTS.items():
         folder = tmp_path_factory.mktemp(name)
-        more = {"model": {"pooling": "smooth"}, "estimator": {"name": "path"}} if name == "hnet" else {}
+        more = (
+            {"model": {"pooling": "smooth"}, "estimator": {"name": "path"}}
+            if name == "hnet"
+            else {}
+        )
         values = tiny_settings(train={"symbols": 256}, hardware={"precision": "float64"}, **more)
         values["agent"] = {"name": name, **options}
         train(resolve([], values), folder / "checkpoints", lambda *_: None)
@@ -32,7 +42,9 @@ texts = st.lists(st.binary(min_size=2, max_size=100), min_size=1, max_size=6)
 
 
 @settings(deadline=None, max_examples=25)
-@given(name=st.sampled_from(list(AGENTS)), texts=texts, seed=st.integers(0, 9), threshold=st.booleans())
+@given(
+    name=st.sampled_from(list(AGENTS)), texts=texts, seed=st.integers(0, 9), threshold=st.booleans()
+)
 def test_neighbours_change_no_answer(
     models: dict[str, Model], name: str, texts: list[bytes], seed: int, threshold: bool
 ) -> None:
@@ -47,9 +59,13 @@ def test_neighbours_change_no_answer(
     ]
 
 
-def test_several_texts_share_passes(models: dict[str, Model], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_several_texts_share_passes(
+    models: dict[str, Model], monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, passes = models["learned"], []
-    model.lm.down[0].register_forward_hook(lambda module, inputs, output: passes.append(len(output)))
+    model.lm.down[0].register_forward_hook(
+        lambda module, inputs, output: passes.append(len(output))
+    )
     model.log_likelihood([bytes(range(32))] * 8 + [b"short"] * 3)
     assert passes == [8, 3]
     passes.clear()

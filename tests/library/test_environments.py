@@ -89,7 +89,10 @@ def test_text_of_ones_own_goes_before_the_runs(tiny_run: Path) -> None:
 
 
 def test_a_length_needs_no_run() -> None:
-    for env in (gymnasium.make(ID, seq_len=LENGTH), gymnasium.make_vec(ID, num_envs=2, seq_len=LENGTH)):
+    for env in (
+        gymnasium.make(ID, seq_len=LENGTH),
+        gymnasium.make_vec(ID, num_envs=2, seq_len=LENGTH),
+    ):
         assert env.unwrapped.env.source.seq_len == LENGTH
 
 
@@ -105,7 +108,9 @@ def test_a_spec_holds_the_runs_name(tiny_run: Path) -> None:
     assert_same_episodes(gymnasium.make_vec(EnvSpec.from_json(envs.spec.to_json())), envs)
 
 
-@pytest.mark.parametrize("make", [gymnasium.make, lambda *_, **how: gymnasium.make_vec(ID, num_envs=2, **how)])
+@pytest.mark.parametrize(
+    "make", [gymnasium.make, lambda *_, **how: gymnasium.make_vec(ID, num_envs=2, **how)]
+)
 def test_a_pickle_holds_the_runs_name(tiny_run: Path, make: Any) -> None:
     env = make(ID, run=str(tiny_run), seq_len=LENGTH)
     before = episode(env)
@@ -148,7 +153,9 @@ def assert_rewards(rewards: np.ndarray, run: Path, seeds: list[int]) -> None:
 
 @pytest.mark.slow
 def test_gymnasiums_processes_open_the_run(tiny_run: Path) -> None:
-    envs = gymnasium.make_vec(ID, num_envs=2, vectorization_mode="async", run=str(tiny_run), seq_len=LENGTH)
+    envs = gymnasium.make_vec(
+        ID, num_envs=2, vectorization_mode="async", run=str(tiny_run), seq_len=LENGTH
+    )
     try:
         envs.reset(seed=SEED)
         rewards = np.stack([envs.step(actions)[1] for actions in ACTIONS])
@@ -172,11 +179,16 @@ def test_stable_baselines3s_processes_open_the_run(tiny_run: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning")  # TorchRL's
+# TorchRL's
+@pytest.mark.filterwarnings(
+    "ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning"
+)
 def test_torchrls_processes_open_the_run(tiny_run: Path) -> None:
     from torchrl.envs import GymEnv, ParallelEnv
 
-    envs = ParallelEnv(2, lambda: GymEnv(ID, run=str(tiny_run), seq_len=LENGTH, categorical_action_encoding=True))
+    envs = ParallelEnv(
+        2, lambda: GymEnv(ID, run=str(tiny_run), seq_len=LENGTH, categorical_action_encoding=True)
+    )
     try:
         envs.set_seed(SEED)
         td, rewards = envs.reset(), []
@@ -192,7 +204,9 @@ def test_torchrls_processes_open_the_run(tiny_run: Path) -> None:
 # --- what cannot be ---
 
 
-def test_what_does_not_fit_is_one_message(tiny_run: Path, series_settings: dict[str, Any], tmp_path: Path) -> None:
+def test_what_does_not_fit_is_one_message(
+    tiny_run: Path, series_settings: dict[str, Any], tmp_path: Path
+) -> None:
     lm = tokenv.load(tiny_run).lm
     with pytest.raises(UserError, match="beside a model lm: expected one of them"):
         gymnasium.make(ID, run=str(tiny_run), lm=lm)
@@ -202,10 +216,18 @@ def test_what_does_not_fit_is_one_message(tiny_run: Path, series_settings: dict[
             gymnasium.make(ID, source=source, seq_len=8, **more)
     with pytest.raises(MissingFileError, match="no complete checkpoint"):
         gymnasium.make(ID, run=str(tmp_path / "runs" / "9"))
-    with pytest.raises(UserError, match=rf"is a model of text: expected one of series; {BYTES_ID} takes it"):
+    with pytest.raises(
+        UserError, match=rf"is a model of text: expected one of series; {BYTES_ID} takes it"
+    ):
         gymnasium.make(SERIES_ID, run=str(tiny_run))
-    train(resolve([], series_settings | {"train": {"symbols": 256, "batch_size": 4}}), tmp_path / "checkpoints", print)
-    with pytest.raises(UserError, match=rf"is a model of series: expected one of text; {SERIES_ID} takes it"):
+    train(
+        resolve([], series_settings | {"train": {"symbols": 256, "batch_size": 4}}),
+        tmp_path / "checkpoints",
+        print,
+    )
+    with pytest.raises(
+        UserError, match=rf"is a model of series: expected one of text; {SERIES_ID} takes it"
+    ):
         gymnasium.make(ID, run=str(tmp_path))
     env = gymnasium.make(SERIES_ID, run=str(tmp_path), seq_len=24, disable_env_checker=True)
     env.reset(seed=0)
@@ -213,13 +235,17 @@ def test_what_does_not_fit_is_one_message(tiny_run: Path, series_settings: dict[
     assert np.isfinite(env.step(1)[1])
 
 
-def test_code_that_a_run_names_needs_the_users_word(tiny_run: Path, tmp_path: Path, monkeypatch: Any) -> None:
+def test_code_that_a_run_names_needs_the_users_word(
+    tiny_run: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
     saved = tokenv.load(tiny_run).save_pretrained(tmp_path / "mine")
     state = json.loads((saved / "state.json").read_text())
     state["config"]["agent"] = {"name": "their_player:Theirs", "window": 2}
     (saved / "state.json").write_text(json.dumps(state))
     write_digests(saved, model_hub.SAVED)
-    (tmp_path / "their_player.py").write_text("from tokenv.agents.learned import Learned as Theirs\n")
+    (tmp_path / "their_player.py").write_text(
+        "from tokenv.agents.learned import Learned as Theirs\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     with pytest.raises(UserError, match="trust_code=their_player:Theirs"):
         TrainedModelBytesEnv(run=str(saved))

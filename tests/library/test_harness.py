@@ -23,7 +23,10 @@ def model(tiny_run: Path) -> Model:
 
 
 lm_eval = pytest.importorskip("lm_eval", reason="needs tokenv[lm-eval]")
-ROWS = [{"context": "a tale of", "ending": " für", "other": " wide"}, {"context": "bytes", "ending": ";", "other": "!"}]
+ROWS = [
+    {"context": "a tale of", "ending": " für", "other": " wide"},
+    {"context": "bytes", "ending": ";", "other": "!"},
+]
 TASKS = {
     "choice": """
 output_type: multiple_choice
@@ -54,13 +57,18 @@ def tasks(tmp_path: Path) -> Path:
     (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, ROWS)))
     for name, task in TASKS.items():
         rows = f"dataset_kwargs: {{data_files: {{test: {tmp_path}/rows.jsonl}}}}\ntest_split: test"
-        (tmp_path / f"{name}.yaml").write_text(f"task: tokenv_{name}\ndataset_path: json\n{rows}{task}")
+        (tmp_path / f"{name}.yaml").write_text(
+            f"task: tokenv_{name}\ndataset_path: json\n{rows}{task}"
+        )
     return tmp_path
 
 
 @pytest.mark.filterwarnings("default")  # the harness's own
-def test_a_local_task_is_answered(model: Model, tiny_run: Path, tasks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import_module("tokenv.library.lm_eval_model")  # the harness does so itself once it looks for plug-ins
+def test_a_local_task_is_answered(
+    model: Model, tiny_run: Path, tasks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # the harness does so itself once it looks for plug-ins
+    import_module("tokenv.library.lm_eval_model")
     from lm_eval.tasks import TaskManager
 
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tasks / "cache"))
@@ -74,20 +82,30 @@ def test_a_local_task_is_answered(model: Model, tiny_run: Path, tasks: Path, mon
     answers = {name: [one["resps"] for one in found["samples"][f"tokenv_{name}"]] for name in TASKS}
     right = 0
     for row, told in zip(ROWS, answers["choice"], strict=True):
-        expected = [model.log_likelihood(row[each], context=row["context"], seed=3) for each in ("ending", "other")]
+        expected = [
+            model.log_likelihood(row[each], context=row["context"], seed=3)
+            for each in ("ending", "other")
+        ]
         assert [answer[0][0] for answer in told] == pytest.approx(expected, rel=1e-5)
         assert [answer[0][1] for answer in told] == [
-            model.score(row[each], context=row["context"], seed=3)[1] for each in ("ending", "other")
+            model.score(row[each], context=row["context"], seed=3)[1]
+            for each in ("ending", "other")
         ]
         right += expected[0] > expected[1]
     assert found["results"]["tokenv_choice"]["acc,none"] == right / 2
     texts = [row["context"] + row["ending"] for row in ROWS]
     nats = [model.log_likelihood(text, seed=3) for text in texts]
     assert [told[0][0] for told in answers["rolling"]] == pytest.approx(nats, rel=1e-5)
-    bits = -sum(nats) / sum(len(text.encode()) for text in texts) / torch.tensor(2.0).double().log().item()
+    bits = (
+        -sum(nats)
+        / sum(len(text.encode()) for text in texts)
+        / torch.tensor(2.0).double().log().item()
+    )
     assert found["results"]["tokenv_rolling"]["bits_per_byte,none"] == pytest.approx(bits, rel=1e-6)
     for row, told in zip(ROWS, answers["writing"], strict=True):
-        written = model.generate(row["context"], 9, temperature=0, top_p=1, seed=3)[len(row["context"]) :]
+        written = model.generate(row["context"], 9, temperature=0, top_p=1, seed=3)[
+            len(row["context"]) :
+        ]
         assert told[0][0] == written.partition("e")[0].partition("t")[0]
 
 
@@ -99,10 +117,14 @@ def test_what_cannot_be_predicted_counts_nothing(model: Model, tiny_run: Path) -
     from tokenv.library.lm_eval_model import TokenvLM
 
     asked = TokenvLM(str(tiny_run))
-    assert asked.loglikelihood(requests(("", "x"), ("x", "")), disable_tqdm=True) == [(0.0, True)] * 2
+    assert (
+        asked.loglikelihood(requests(("", "x"), ("x", "")), disable_tqdm=True) == [(0.0, True)] * 2
+    )
     assert asked.loglikelihood_rolling(requests(("",), ("x",)), disable_tqdm=True) == [0.0, 0.0]
     assert asked.loglikelihood(requests(("", "xy")), disable_tqdm=True) == [model.score("xy")]
-    assert asked.loglikelihood_rolling(requests((TEXT,)), disable_tqdm=True) == [model.log_likelihood(TEXT)]
+    assert asked.loglikelihood_rolling(requests((TEXT,)), disable_tqdm=True) == [
+        model.log_likelihood(TEXT)
+    ]
 
 
 def test_options_of_writing_are_followed(model: Model, tiny_run: Path) -> None:
@@ -119,7 +141,9 @@ def test_options_of_writing_are_followed(model: Model, tiny_run: Path) -> None:
     )
     assert "für" + plain == model.generate("für", 7, temperature=0, top_p=1, seed=2)
     assert "für" + sampled == model.generate("für", 7, temperature=0.9, top_p=0.5, seed=2)
-    assert longer == model.generate("für", 15, temperature=0, top_p=1, seed=2)[3:].partition("\n\n")[0]
+    assert (
+        longer == model.generate("für", 15, temperature=0, top_p=1, seed=2)[3:].partition("\n\n")[0]
+    )
 
 
 def test_the_harness_may_find_it_by_itself() -> None:

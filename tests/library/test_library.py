@@ -54,7 +54,9 @@ def test_spans_cover_a_text(model: Model, text: str | bytes) -> None:
     for span in spans:
         assert data[span.start : span.end] == span.text
         assert span.probability == spans.probabilities[span.end - 1]
-        assert span.bits == pytest.approx(sum(b for b in spans.bits[span.start : span.end] if b is not None))
+        assert span.bits == pytest.approx(
+            sum(b for b in spans.bits[span.start : span.end] if b is not None)
+        )
     ends = [i + 1 for i, drawn in enumerate(spans.boundaries) if drawn]
     assert sorted({*ends, len(data)}) == [span.end for span in spans]
     assert spans[-1].end == len(data)
@@ -76,7 +78,9 @@ def _characters(text: str) -> list[tuple[int, int]]:
 
 def test_bits_are_missing_only_where_nothing_stands_before(model: Model) -> None:
     spans = model.spans(TEXT)
-    assert [i for i, bits in enumerate(spans.bits) if bits is None] == list(range(0, len(TEXT.encode()), 32))
+    assert [i for i, bits in enumerate(spans.bits) if bits is None] == list(
+        range(0, len(TEXT.encode()), 32)
+    )
     assert all(bits > 0 for bits in spans.bits if bits is not None)
 
 
@@ -86,7 +90,9 @@ def test_likelihoods_of_a_short_text_are_those_of_its_spans(model: Model) -> Non
     total = -math.log(2) * sum(bits for bits in spans.bits if bits is not None)
     assert model.log_likelihood(text, threshold=True) == pytest.approx(total, rel=1e-5)
     context, rest = text[:20], text[20:]
-    parts = model.log_likelihood(context, threshold=True) + model.log_likelihood(rest, context=context, threshold=True)
+    parts = model.log_likelihood(context, threshold=True) + model.log_likelihood(
+        rest, context=context, threshold=True
+    )
     assert parts == pytest.approx(total, rel=1e-5)
 
 
@@ -98,8 +104,12 @@ def test_every_byte_but_the_first_has_a_likelihood(folder: Path, length: int) ->
     assert len(nats) == length
     assert math.isnan(nats[0])
     assert all(each < 0 for each in nats[1:])
-    assert nats == pytest.approx(log_likelihoods(trained, text, threshold=True, batch_size=16), rel=1e-4, nan_ok=True)
-    assert nats[1:32] == pytest.approx(log_likelihoods(trained, text[:32], threshold=True)[1:], rel=1e-4)
+    assert nats == pytest.approx(
+        log_likelihoods(trained, text, threshold=True, batch_size=16), rel=1e-4, nan_ok=True
+    )
+    assert nats[1:32] == pytest.approx(
+        log_likelihoods(trained, text[:32], threshold=True)[1:], rel=1e-4
+    )
 
 
 def test_a_byte_of_a_long_text_is_read_in_a_window_that_begins_before_it(folder: Path) -> None:
@@ -111,13 +121,17 @@ def test_a_byte_of_a_long_text_is_read_in_a_window_that_begins_before_it(folder:
 
 
 def test_generation_is_that_of_the_command(model: Model, folder: Path) -> None:
-    said = run_command("generate", ["with", f"run={folder}", "text=def", "max_new_tokens=12", "seed=2"])
+    said = run_command(
+        "generate", ["with", f"run={folder}", "text=def", "max_new_tokens=12", "seed=2"]
+    )
     written = model.generate(b"def", 12, seed=2)
     assert len(written) == 15
     assert model.generate("def", 12, seed=2) == written.decode(errors="replace")
     shown = "".join(c if c.isprintable() else "?" for c in written.decode(errors="replace"))
     assert shown[:3] == said[:3] == "def"
-    assert model.generate("a", 20, temperature=0, stop="\xff") == model.generate("a", 20, temperature=0)
+    assert model.generate("a", 20, temperature=0, stop="\xff") == model.generate(
+        "a", 20, temperature=0
+    )
 
 
 def test_several_texts_are_continued_as_each_alone(
@@ -141,7 +155,9 @@ def test_several_texts_are_continued_as_each_alone(
     ]
     assert run_command("generate", ["with", f"run={folder}", "text=def ", *asked])
     told = [one["bytes"] for one in json.loads(output.read_text())]
-    assert told == list(map(len, model.generate(b"def ", 9, seed=3, stop="e", num_return_sequences=2)))
+    assert told == list(
+        map(len, model.generate(b"def ", 9, seed=3, stop="e", num_return_sequences=2))
+    )
 
 
 @pytest.mark.parametrize(
@@ -187,7 +203,12 @@ def test_a_saved_model_is_the_same_model(model: Model, folder: Path, tmp_path: P
     assert again.tokens(TEXT) == model.tokens(TEXT)
     assert again.config == model.config
     assert repr(again).partition(":")[2] == repr(model).partition(":")[2]
-    assert {path.name for path in saved.iterdir()} == {"README.md", DIGESTS, "model.safetensors", "state.json"}
+    assert {path.name for path in saved.iterdir()} == {
+        "README.md",
+        DIGESTS,
+        "model.safetensors",
+        "state.json",
+    }
     assert 'tokenv.load("' in (saved / "README.md").read_text()
     run_command("segment", ["with", f"run={saved}", "text=abc", "out=null"])
     again.save_pretrained(saved)  # once more over itself
@@ -229,7 +250,9 @@ def test_code_that_a_model_names_runs_only_where_it_is_trusted(
     state["config"]["agent"] = {"name": "their_agent:Theirs", "window": 2}
     (saved / "state.json").write_text(json.dumps(state))
     write_digests(saved, model_hub.SAVED)
-    (tmp_path / "their_agent.py").write_text("from tokenv.agents.learned import Learned as Theirs\n")
+    (tmp_path / "their_agent.py").write_text(
+        "from tokenv.agents.learned import Learned as Theirs\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
     for word in (False, "other:Agent"):
         with pytest.raises(UserError, match="trust_code=their_agent:Theirs"):
@@ -254,7 +277,9 @@ def test_a_model_of_the_hub(model: Model, tmp_path: Path, monkeypatch: pytest.Mo
         assert commit_message
         shutil.copytree(folder_path, store / repo_id, dirs_exist_ok=True)
 
-    def download(name: str, *, revision: str | None, token: str | None, allow_patterns: list[str]) -> str:
+    def download(
+        name: str, *, revision: str | None, token: str | None, allow_patterns: list[str]
+    ) -> str:
         assert (revision, token) == ("main", "secret")
         assert allow_patterns == ["model.safetensors", "state.json", "digests.json"]
         return str(store / name)
@@ -271,7 +296,9 @@ def test_a_model_of_the_hub(model: Model, tmp_path: Path, monkeypatch: pytest.Mo
         tokenv.load("me/other", revision="main", token="secret")
 
 
-def test_a_name_that_is_nowhere_is_one_message(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_that_is_nowhere_is_one_message(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     with pytest.raises(MissingFileError, match=r"'owner/nothing': there is no such folder, nor"):
         tokenv.load("owner/nothing")
@@ -297,10 +324,16 @@ def test_another_device_can_be_asked_for(folder: Path) -> None:
     assert tokenv.load(folder, device="cpu").config.hardware.device == "cpu"
 
 
-def test_what_cannot_write_is_refused_with_one_message(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_write_is_refused_with_one_message(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     agent = {"name": "bpe", "vocabulary_size": 300}
-    config = resolve([], settings(agent=agent, train={"symbols": 256, "gradient_accumulation_steps": 1}))
+    config = resolve(
+        [], settings(agent=agent, train={"symbols": 256, "gradient_accumulation_steps": 1})
+    )
     train(config, tmp_path / "checkpoints", lambda *_: None)
-    with pytest.raises(UserError, match=r"agent\.name=bpe draws the boundaries of whole sequences only"):
+    with pytest.raises(
+        UserError, match=r"agent\.name=bpe draws the boundaries of whole sequences only"
+    ):
         run_command("generate", ["with", f"run={tmp_path}", "text=ab", "max_new_tokens=2"])

@@ -37,7 +37,9 @@ def test_a_tokenizer_learns_within_the_pieces(model: Model) -> None:
     text = "für alle und für keinen; " * 8
     tokenizer = Tokenizer(models.BPE(unk_token="?"))
     tokenizer.pre_tokenizer = pre_tokenizers.PreTokenizer.custom(model.pre_tokenizer())
-    tokenizer.train_from_iterator([text] * 4, trainers.BpeTrainer(vocab_size=200, special_tokens=["?"]))
+    tokenizer.train_from_iterator(
+        [text] * 4, trainers.BpeTrainer(vocab_size=200, special_tokens=["?"])
+    )
     pieces = model.pre_tokenizer().pre_tokenize_str(text)
     encoded = tokenizer.encode(text)
     assert "".join(encoded.tokens) == text
@@ -71,7 +73,9 @@ def test_transformers_reads_within_the_models_tokens(model: Model, tokenizer: An
     assert model.train_tokenizer(vocab_size=300, sequences=4).is_fast  # on the run's own text
 
 
-def test_transformers_stores_the_tokenizer_with_its_model(model: Model, tokenizer: Any, tmp_path: Path) -> None:
+def test_transformers_stores_the_tokenizer_with_its_model(
+    model: Model, tokenizer: Any, tmp_path: Path
+) -> None:
     import transformers
 
     tokenizer.save_pretrained(tmp_path)
@@ -83,18 +87,25 @@ def test_transformers_stores_the_tokenizer_with_its_model(model: Model, tokenize
     assert_reads_within(tokenizer, model)
     assert tokenv.load(tmp_path).tokens(text, threshold=True) == model.tokens(text, threshold=True)
     again.save_pretrained(tmp_path / "again")
-    assert_reads_within(transformers.AutoTokenizer.from_pretrained(tmp_path / "again", trust_remote_code=True), model)
+    assert_reads_within(
+        transformers.AutoTokenizer.from_pretrained(tmp_path / "again", trust_remote_code=True),
+        model,
+    )
 
 
 @pytest.mark.parametrize("duplicate", [copy.deepcopy, lambda x: pickle.loads(pickle.dumps(x))])
-def test_a_tokenizer_is_copied_and_pickled_with_its_model(model: Model, tokenizer: Any, duplicate: Any) -> None:
+def test_a_tokenizer_is_copied_and_pickled_with_its_model(
+    model: Model, tokenizer: Any, duplicate: Any
+) -> None:
     again = duplicate(tokenizer)
     assert_reads_within(again, model)
     assert again.get_vocab() == tokenizer.get_vocab()
     assert (again.pad_token, again.eos_token) == ("<pad>", "</s>")
 
 
-def test_without_transformers_it_is_one_message(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_transformers_it_is_one_message(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
     monkeypatch.delitem(sys.modules, "tokenv.library.hf_tokenizer", raising=False)
     with pytest.raises(UserError, match="pip install transformers"):

@@ -20,7 +20,9 @@ def model(tiny_run: Path) -> Model:
 
 
 @pytest.mark.parametrize("length", [2, 31, 32, 33, 49, 150])
-def test_the_most_probable_bytes_are_those_of_the_models_own_distributions(tiny_run: Path, length: int) -> None:
+def test_the_most_probable_bytes_are_those_of_the_models_own_distributions(
+    tiny_run: Path, length: int
+) -> None:
     """Compare with plain forward passes over windows which begin at 0, 16, 32, ... and with the last one."""
     trained, text = load_run(str(tiny_run)), TEXT.encode()[:length]
     options = EvalOptions(threshold=True)

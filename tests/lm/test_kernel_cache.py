@@ -67,7 +67,9 @@ def damages(content):
 
 
 @pytest.mark.parametrize("which", [".nbi", ".nbc"])
-def test_damaged_files_are_compiled_anew_with_one_warning_and_replaced(function, which, monkeypatch):
+def test_damaged_files_are_compiled_anew_with_one_warning_and_replaced(
+    function, which, monkeypatch
+):
     call(function)
     (path,) = (path for path in stored(function) if path.suffix == which)
     content = path.read_bytes()
@@ -156,7 +158,9 @@ def test_a_link_does_not_hide_a_folder_of_others(tmp_path):
     assert unsafe_folder(sticky) == sticky
 
 
-@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() != 0, reason="only root gives folders away")
+@pytest.mark.skipif(
+    not hasattr(os, "getuid") or os.getuid() != 0, reason="only root gives folders away"
+)
 def test_a_folder_of_somebody_else_is_not_safe(tmp_path):
     folder = tmp_path / "cache"
     folder.mkdir()

@@ -30,7 +30,9 @@ windows = st.integers(1, 45)
 
 
 def random_qkv(length, heads, size, dtype=torch.float64, batch=2):
-    return [torch.randn(batch, heads, length, size, dtype=dtype, requires_grad=True) for _ in range(3)]
+    return [
+        torch.randn(batch, heads, length, size, dtype=dtype, requires_grad=True) for _ in range(3)
+    ]
 
 
 def value_and_gradients(attention, qkv, weight, *args):
@@ -41,13 +43,17 @@ def value_and_gradients(attention, qkv, weight, *args):
 def assert_equals_reference(attention, qkv, *args):
     weight = torch.randn_like(qkv[0])
     expected = value_and_gradients(reference_attention, qkv, weight, *args)
-    torch.testing.assert_close(value_and_gradients(attention, qkv, weight, *args), expected, rtol=1e-10, atol=1e-12)
+    torch.testing.assert_close(
+        value_and_gradients(attention, qkv, weight, *args), expected, rtol=1e-10, atol=1e-12
+    )
 
 
 def plain_flex(qkv, window):
     """Without torch.compile; torch warns of that once."""
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "flex_attention called without torch.compile", UserWarning)
+        warnings.filterwarnings(
+            "ignore", "flex_attention called without torch.compile", UserWarning
+        )
         return flex_attention(*qkv, SOFTCAP, window)
 
 
@@ -89,25 +95,38 @@ def test_flex_attention_equals_the_reference(size, window):
 
 
 @pytest.mark.parametrize("length", [1, 100, 3 * BLOCK])
-@pytest.mark.parametrize("window", [1, SMALL_BLOCK - 1, SMALL_BLOCK, SMALL_BLOCK + 1, 2 * BLOCK, None])
+@pytest.mark.parametrize(
+    "window", [1, SMALL_BLOCK - 1, SMALL_BLOCK, SMALL_BLOCK + 1, 2 * BLOCK, None]
+)
 @pytest.mark.parametrize("block", [SMALL_BLOCK, BLOCK])
 def test_flex_computes_the_blocks_that_are_seen_and_no_others(length, window, block):
     mask = _flex_mask(length, window, torch.device("cpu"), block)
     assert set(mask.BLOCK_SIZE) == {block}
     blocks = -(-length // block)
     i = torch.arange(blocks * block)
-    seen = (i <= i[:, None]) & (i[:, None] - i < (window or len(i))) & (i < length) & (i[:, None] < length)
-    assert torch.equal(mask.to_dense()[0, 0].bool(), seen.view(blocks, block, blocks, block).any(-1).any(1))
+    seen = (
+        (i <= i[:, None])
+        & (i[:, None] - i < (window or len(i)))
+        & (i < length)
+        & (i[:, None] < length)
+    )
+    assert torch.equal(
+        mask.to_dense()[0, 0].bool(), seen.view(blocks, block, blocks, block).any(-1).any(1)
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # what warns is torch's compiler
-@pytest.mark.parametrize(("length", "window", "block"), [(200, 64, SMALL_BLOCK), (256, 65, BLOCK), (200, None, BLOCK)])
+@pytest.mark.parametrize(
+    ("length", "window", "block"), [(200, 64, SMALL_BLOCK), (256, 65, BLOCK), (200, None, BLOCK)]
+)
 def test_compiled_flex_reads_the_blocks_of_its_mask(length, window, block):
     qkv = [x.detach() for x in random_qkv(length, 2, 16, dtype=torch.float32)]
     mask = _flex_mask(length, window, torch.device("cpu"), block)
     got = torch.compile(flex_with_mask, dynamic=False)(*qkv, SOFTCAP, mask)
-    torch.testing.assert_close(got, reference_attention(*qkv, SOFTCAP, window), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(
+        got, reference_attention(*qkv, SOFTCAP, window), rtol=1e-4, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("window", [None, 5])
@@ -142,7 +161,9 @@ class _Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
-        self.numel = max([self.numel, *(x.numel() for x in tree_leaves(out) if isinstance(x, torch.Tensor))])
+        self.numel = max(
+            [self.numel, *(x.numel() for x in tree_leaves(out) if isinstance(x, torch.Tensor))]
+        )
         return out
 
 

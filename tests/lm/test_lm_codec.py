@@ -27,7 +27,9 @@ def draws(codec, prob, count=4000, **options):
 
 def test_log_prob_is_that_of_the_capped_logits(codec):
     parameters, symbol = 40 * torch.randn(3, 5, 4), torch.randint(4, (3, 5))
-    expected = torch.distributions.Categorical(logits=30 * torch.tanh(parameters / 30)).log_prob(symbol)
+    expected = torch.distributions.Categorical(logits=30 * torch.tanh(parameters / 30)).log_prob(
+        symbol
+    )
     torch.testing.assert_close(codec.log_prob(parameters, symbol), expected)
 
 
@@ -56,7 +58,14 @@ def test_temperature_zero_takes_the_most_probable(codec):
 
 @pytest.mark.parametrize(
     ("top_p", "kept"),
-    [(1e-6, [0]), (0.35, [0]), (0.45, [0, 1]), (0.69, [0, 1]), (0.75, [0, 1, 2]), (1.0, [0, 1, 2, 3])],
+    [
+        (1e-6, [0]),
+        (0.35, [0]),
+        (0.45, [0, 1]),
+        (0.69, [0, 1]),
+        (0.75, [0, 1, 2]),
+        (1.0, [0, 1, 2, 3]),
+    ],
 )
 def test_top_p_keeps_the_smallest_nucleus(codec, top_p, kept):
     """The nucleus keeps its proportions; symbols are not sorted by probability."""
@@ -90,7 +99,9 @@ def test_temperature_sharpens(codec):
 
 def test_draws_follow_the_generator(codec):
     parameters = torch.randn(50, 4)
-    first, second = (codec.sample(parameters, generator=torch.Generator().manual_seed(3)) for _ in range(2))
+    first, second = (
+        codec.sample(parameters, generator=torch.Generator().manual_seed(3)) for _ in range(2)
+    )
     assert torch.equal(first, second)
 
 

@@ -27,7 +27,9 @@ from tokenv.training.optimizers import make_optimizer
 
 WIDTH, LENGTH = 16, 20
 SIZES = {"width": WIDTH, "heads": 2, "down_layers": 1, "mid_layers": 2, "up_layers": 1, "window": 3}
-masks = st.lists(st.lists(st.integers(0, 1), min_size=LENGTH, max_size=LENGTH), min_size=2, max_size=2)
+masks = st.lists(
+    st.lists(st.integers(0, 1), min_size=LENGTH, max_size=LENGTH), min_size=2, max_size=2
+)
 seeds = st.integers(0, 1000)
 poolings = st.sampled_from(POOLINGS)
 
@@ -95,7 +97,10 @@ def test_a_fresh_model_is_bit_for_bit_the_one_without(pooling):
     state = lm.state_dict()
     assert state.keys() - plain.state_dict().keys() == {"elapsed.weight"}
     assert all(torch.equal(state[name], tensor) for name, tensor in plain.state_dict().items())
-    symbol_BT, action_BT = torch.randint(256, (2, LENGTH)), forced_first([[0, 1] * (LENGTH // 2)] * 2)
+    symbol_BT, action_BT = (
+        torch.randint(256, (2, LENGTH)),
+        forced_first([[0, 1] * (LENGTH // 2)] * 2),
+    )
     outs, losses = [], []
     for model in (lm, plain):
         out = parameters(model, symbol_BT, action_BT)
@@ -152,7 +157,10 @@ def test_at_hard_boundaries_a_relaxed_pass_is_the_hard_one(pooling, mask, seed):
     symbol_BT, boundary_BT = torch.randint(256, action_BT.shape), action_BT.double()
     outs = [parameters(lm, symbol_BT, action_BT, boundary) for boundary in (boundary_BT, None)]
     torch.testing.assert_close(*outs, rtol=1e-9, atol=1e-9)
-    grads = [torch.autograd.grad(out.square().sum(), lm.elapsed.weight, retain_graph=True) for out in outs]
+    grads = [
+        torch.autograd.grad(out.square().sum(), lm.elapsed.weight, retain_graph=True)
+        for out in outs
+    ]
     torch.testing.assert_close(*grads, rtol=1e-8, atol=1e-8)
 
 
@@ -176,7 +184,13 @@ def test_relaxations_are_continuous_where_a_decision_flips():
 
 
 @settings(deadline=None, max_examples=20)
-@given(poolings, st.booleans(), st.lists(st.integers(1, LENGTH), min_size=2, max_size=3), st.floats(0, 1), seeds)
+@given(
+    poolings,
+    st.booleans(),
+    st.lists(st.integers(1, LENGTH), min_size=2, max_size=3),
+    st.floats(0, 1),
+    seeds,
+)
 def test_stepping_equals_one_pass_when_rows_start_anew(pooling, compiled, lengths, rate, seed):
     """Row 0 reads episodes of the given lengths, row 1 in the other order, with compiled loops or torch's layers."""
     torch.manual_seed(seed)
@@ -203,7 +217,9 @@ def test_stepping_equals_one_pass_when_rows_start_anew(pooling, compiled, length
             torch.testing.assert_close(got[b : b + 1, i:j], expected, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("agent", [Random(0.2, LENGTH), NoBoundaries()], ids=["random", "no boundaries"])
+@pytest.mark.parametrize(
+    "agent", [Random(0.2, LENGTH), NoBoundaries()], ids=["random", "no boundaries"]
+)
 def test_the_environment_equals_one_pass(agent):
     lm, noise_BT = trained(), torch.rand(3, LENGTH - 1).double()
     env = TokenizationEnv(lm, TensorSource(torch.randint(256, (3, LENGTH))), 3)
@@ -234,7 +250,10 @@ def test_the_table_costs_parameters_and_no_multiplications():
     sizes = [sum(parameter.numel() for parameter in model.parameters()) for model in (lm, plain)]
     assert sizes[0] - sizes[1] == CLASSES * WIDTH
     assert model_parameters(lm.config) - model_parameters(plain.config) == CLASSES * WIDTH
-    flops = [training_flops(model, Batch(4, LENGTH), Tokens(20, learning_pairs=60)) for model in (lm, plain)]
+    flops = [
+        training_flops(model, Batch(4, LENGTH), Tokens(20, learning_pairs=60))
+        for model in (lm, plain)
+    ]
     assert flops[0] == flops[1]
 
 

@@ -29,7 +29,9 @@ RATE = 0.2
 
 def paper_lm(width, heads, mid):
     with torch.device("meta"):
-        return UNet(UNetConfig(width=width, heads=heads, down_layers=4, mid_layers=mid, up_layers=4))
+        return UNet(
+            UNetConfig(width=width, heads=heads, down_layers=4, mid_layers=mid, up_layers=4)
+        )
 
 
 def test_every_matrix_is_counted_by_hand():
@@ -41,7 +43,10 @@ def test_every_matrix_is_counted_by_hand():
     assert training_flops(lm, batch, tokens, 6 * 5, attention=False) == linear
     attention = 6 * 2 * 16 * (3 * batch.pairs(64) + 3 * 70)
     assert training_flops(lm, batch, tokens, 6 * 5) == linear + attention
-    assert given_flops(lm, batch, tokens) == 6 * (100 * (byte_layers + head) + 30 * token_layers) + attention
+    assert (
+        given_flops(lm, batch, tokens)
+        == 6 * (100 * (byte_layers + head) + 30 * token_layers) + attention
+    )
 
 
 @given(st.integers(1, 40), st.one_of(st.none(), st.integers(1, 50)))
@@ -70,7 +75,9 @@ def test_training_costs_what_the_paper_says(mid, num_bytes, flops, tolerance):
     lm = paper_lm(768, 12, mid)
     batch = Batch(num_bytes // 4096, 4096)
     tokens = Passes().tokens(batch, RATE)
-    assert training_flops(lm, batch, tokens, 6 * 9 * 768, attention=False) == pytest.approx(flops, rel=tolerance)
+    assert training_flops(lm, batch, tokens, 6 * 9 * 768, attention=False) == pytest.approx(
+        flops, rel=tolerance
+    )
 
 
 def test_learning_the_boundaries_adds_less_than_a_thousandth():
@@ -99,7 +106,9 @@ def test_reading_costs_a_third_of_training_and_gives_its_rate_back(rate, length)
     count = rate * length
     tokens = Tokens(count, learning_pairs=count * (count + 1) / 2)
     flops = reading_flops(lm, rate, policy, length)
-    assert 3 * length * flops == pytest.approx(given_flops(lm, batch, tokens) + policy_flops(policy) * length)
+    assert 3 * length * flops == pytest.approx(
+        given_flops(lm, batch, tokens) + policy_flops(policy) * length
+    )
     assert rate_of_flops(lm, flops, policy, length) == pytest.approx(rate)
     assert rate_of_flops(lm, 1.0, policy, length) < 0
 
@@ -109,5 +118,7 @@ def test_a_policy_that_does_not_learn_goes_forward_only():
     learning = policy_flops(policy)
     assert learning == 6 * 512 * 7
     batch, tokens = Batch(2, 500), Tokens(200)
-    assert update_flops(lm, batch, tokens, learning, Passes()) == training_flops(lm, batch, tokens, learning)
+    assert update_flops(lm, batch, tokens, learning, Passes()) == training_flops(
+        lm, batch, tokens, learning
+    )
     assert policy_flops(policy.requires_grad_(False)) == 2 * 512 * 7

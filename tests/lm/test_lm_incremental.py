@@ -14,7 +14,9 @@ WINDOW = 4
 
 
 def small_lm():
-    return UNet(UNetConfig(width=16, heads=2, down_layers=2, mid_layers=2, up_layers=2, window=WINDOW)).double()
+    return UNet(
+        UNetConfig(width=16, heads=2, down_layers=2, mid_layers=2, up_layers=2, window=WINDOW)
+    ).double()
 
 
 def random_episode(length, rate):
@@ -114,20 +116,34 @@ def test_rows_left_out_keep_their_state():
 @pytest.mark.parametrize("compiled", [True, False])
 @pytest.mark.parametrize("pooling", ["select", "mean", "smooth"])
 @pytest.mark.parametrize("rate", [0.05, 0.5, 1.0])
-def test_token_level_layers_work_and_remember_where_tokens_end_alone(monkeypatch, pooling, rate, compiled, softcap):
+def test_token_level_layers_work_and_remember_where_tokens_end_alone(
+    monkeypatch, pooling, rate, compiled, softcap
+):
     """Several rows with growing caches equal the one-pass model, also by the layers themselves, as on a GPU."""
     monkeypatch.setattr(incremental, "INITIAL_SLOTS", 2)
     if not compiled:
         monkeypatch.setattr(incremental, "shares_memory_with_numpy", lambda device: False)
     batch, length = 3, 30
-    sizes = {"width": 16, "heads": 2, "down_layers": 1, "mid_layers": 2, "up_layers": 1, "window": WINDOW}
+    sizes = {
+        "width": 16,
+        "heads": 2,
+        "down_layers": 1,
+        "mid_layers": 2,
+        "up_layers": 1,
+        "window": WINDOW,
+    }
     lm = UNet(UNetConfig(**sizes, pooling=pooling, attention_softcap=softcap)).double()
-    symbol_BN, action_BN = torch.randint(256, (batch, length)), (torch.rand(batch, length) < rate).long()
+    symbol_BN, action_BN = (
+        torch.randint(256, (batch, length)),
+        (torch.rand(batch, length) < rate).long(),
+    )
     action_BN[:, 0] = 1
     decoder, rows = Decoder(lm, batch, length), []
     assert isinstance(decoder.tokens, CompiledLayers) == compiled
     step = decoder.tokens.step
-    decoder.tokens.step = lambda token_RD, *rest: rows.append(len(token_RD)) or step(token_RD, *rest)
+    decoder.tokens.step = lambda token_RD, *rest: (
+        rows.append(len(token_RD)) or step(token_RD, *rest)
+    )
     parameters = []
     for symbol_B, action_B in zip(symbol_BN.T, action_BN.T, strict=True):
         decoder.encode(symbol_B)

@@ -20,7 +20,11 @@ def random_norm(width):
 
 
 @settings(deadline=None, max_examples=25)
-@given(st.lists(st.integers(1, 4), min_size=1, max_size=3), st.integers(1, 9), st.sampled_from([0.0, 1e-4, 1.0, 1e4]))
+@given(
+    st.lists(st.integers(1, 4), min_size=1, max_size=3),
+    st.integers(1, 9),
+    st.sampled_from([0.0, 1e-4, 1.0, 1e4]),
+)
 def test_rms_norm_equals_torchs(shape, width, scale):
     norm = random_norm(width)
     x = (scale * torch.randn(*shape, width, dtype=torch.float64)).requires_grad_()
@@ -29,7 +33,8 @@ def test_rms_norm_equals_torchs(shape, width, scale):
     torch.testing.assert_close(norm(x), expected)
     inputs = (x, norm.weight)
     torch.testing.assert_close(
-        torch.autograd.grad((norm(x) * weight).sum(), inputs), torch.autograd.grad((expected * weight).sum(), inputs)
+        torch.autograd.grad((norm(x) * weight).sum(), inputs),
+        torch.autograd.grad((expected * weight).sum(), inputs),
     )
 
 
@@ -45,7 +50,10 @@ def test_rotated_scores_depend_on_the_distance_only(i, j, shift, size):
     q, k = torch.randn(2, 1, 1, size, dtype=torch.float64)
 
     def score(i, j):
-        rotated = [RotaryTable(torch.tensor([p]), size, 1e4, torch.float64).rotate(x) for x, p in ((q, i), (k, j))]
+        rotated = [
+            RotaryTable(torch.tensor([p]), size, 1e4, torch.float64).rotate(x)
+            for x, p in ((q, i), (k, j))
+        ]
         return (rotated[0] * rotated[1]).sum()
 
     torch.testing.assert_close(score(i + shift, j + shift), score(i, j), rtol=1e-9, atol=1e-9)
@@ -59,7 +67,9 @@ def test_rotation_turns_pairs_by_the_position_times_their_frequency():
     rotated = table.rotate(torch.tensor([[[1.0, 0.0, 0.0, 1.0]]], dtype=torch.float64))[0, 0]
     slow = torch.tensor(0.3, dtype=torch.float64)  # frequencies 1 and 100 ** -0.5
     fast = torch.tensor(3.0, dtype=torch.float64)
-    torch.testing.assert_close(rotated, torch.stack([fast.cos(), -slow.sin(), fast.sin(), slow.cos()]))
+    torch.testing.assert_close(
+        rotated, torch.stack([fast.cos(), -slow.sin(), fast.sin(), slow.cos()])
+    )
 
 
 def test_angles_stay_fine_in_coarse_precision():
@@ -118,7 +128,8 @@ def test_select_and_distribute_equal_plain_loops(action_BT):
     torch.testing.assert_close(y_BTD, expected_BTD)
     weight = torch.randn_like(y_BTD)
     torch.testing.assert_close(
-        torch.autograd.grad((y_BTD * weight).sum(), x_BTD), torch.autograd.grad((expected_BTD * weight).sum(), x_BTD)
+        torch.autograd.grad((y_BTD * weight).sum(), x_BTD),
+        torch.autograd.grad((expected_BTD * weight).sum(), x_BTD),
     )
 
 
@@ -159,5 +170,6 @@ def test_geglu_is_the_formula(rows, hidden):
     torch.testing.assert_close(mlp(x), expected)
     weight = torch.randn_like(expected)
     torch.testing.assert_close(
-        torch.autograd.grad((mlp(x) * weight).sum(), inputs), torch.autograd.grad((expected * weight).sum(), inputs)
+        torch.autograd.grad((mlp(x) * weight).sum(), inputs),
+        torch.autograd.grad((expected * weight).sum(), inputs),
     )

@@ -15,7 +15,9 @@ from tokenv.lm.segments import BLOCK, Pack, bucket_size
 from tokenv.lm.unet import UNet
 
 LENGTH = 14
-masks = st.lists(st.lists(st.integers(0, 1), min_size=LENGTH, max_size=LENGTH), min_size=3, max_size=3)
+masks = st.lists(
+    st.lists(st.integers(0, 1), min_size=LENGTH, max_size=LENGTH), min_size=3, max_size=3
+)
 
 
 def values_and_gradients(lm, symbol_BN, action_BN, boundary_BN):
@@ -30,7 +32,9 @@ def values_and_gradients(lm, symbol_BN, action_BN, boundary_BN):
 @given(masks, st.sampled_from([0, 5, 1000]), st.integers(0, 1000))
 def test_packed_tokens_equal_padded_ones(pooling, mask, spare, seed):
     torch.manual_seed(seed)
-    config = UNetConfig(width=16, heads=2, down_layers=1, mid_layers=2, up_layers=1, window=4, pooling=pooling)
+    config = UNetConfig(
+        width=16, heads=2, down_layers=1, mid_layers=2, up_layers=1, window=4, pooling=pooling
+    )
     lm = UNet(config).double()
     for parameter in lm.parameters():  # some begin at zero
         torch.nn.init.normal_(parameter, std=0.3)
@@ -54,7 +58,8 @@ def test_the_block_mask_shows_each_token_its_own_past(count, spare):
     bucket_size = (-(-sum(count) // BLOCK) + spare) * BLOCK
     pack = Pack.of(torch.tensor(count), max(count), bucket_size)
     row_C = torch.cat(
-        [torch.full((n,), b) for b, n in enumerate(count)] + [torch.full((bucket_size - sum(count),), -1)]
+        [torch.full((n,), b) for b, n in enumerate(count)]
+        + [torch.full((bucket_size - sum(count),), -1)]
     )
     past = torch.ones(bucket_size, bucket_size, dtype=torch.bool).tril()
     visible = past & (row_C[:, None] == row_C)
@@ -64,7 +69,10 @@ def test_the_block_mask_shows_each_token_its_own_past(count, spare):
 
     blocks = bucket_size // BLOCK
     tiles = visible.view(blocks, BLOCK, blocks, BLOCK).transpose(1, 2)
-    partly, wholly = listed(mask.kv_num_blocks, mask.kv_indices), listed(mask.full_kv_num_blocks, mask.full_kv_indices)
+    partly, wholly = (
+        listed(mask.kv_num_blocks, mask.kv_indices),
+        listed(mask.full_kv_num_blocks, mask.full_kv_indices),
+    )
     assert not (partly & wholly).any()
     assert torch.equal(wholly, wholly & tiles.all(-1).all(-1))
     assert torch.equal(tiles.any(-1).any(-1), (partly | wholly) & tiles.any(-1).any(-1))
@@ -119,8 +127,12 @@ def test_what_is_compiled_says_the_same_and_compiles_nothing_for_another_number_
     def passes():
         for seed in range(6):
             generator = torch.Generator().manual_seed(seed)
-            td = rollout(lm, agent, torch.randint(256, (4, 200), generator=generator), generator=generator)
-            loss = (td[keys.LOG_LIKELIHOOD] + td[keys.LOG_LIKELIHOOD_EARLY] + td[keys.ACTION_LOG_PROB]).mean()
+            td = rollout(
+                lm, agent, torch.randint(256, (4, 200), generator=generator), generator=generator
+            )
+            loss = (
+                td[keys.LOG_LIKELIHOOD] + td[keys.LOG_LIKELIHOOD_EARLY] + td[keys.ACTION_LOG_PROB]
+            ).mean()
             yield td[keys.ACTION], loss.detach(), *torch.autograd.grad(loss, parameters)
 
     plain = list(passes())

@@ -12,13 +12,17 @@ from tokenv.lm.segments import SortedGather, segment
 from tokenv.lm.unet import UNet
 
 LENGTH = 12
-masks = st.lists(st.lists(st.integers(0, 1), min_size=LENGTH, max_size=LENGTH), min_size=2, max_size=2)
+masks = st.lists(
+    st.lists(st.integers(0, 1), min_size=LENGTH, max_size=LENGTH), min_size=2, max_size=2
+)
 seeds = st.integers(0, 1000)
 poolings = st.sampled_from(POOLINGS)
 
 
 def small_lm(pooling):
-    config = UNetConfig(width=8, heads=2, down_layers=1, mid_layers=2, up_layers=1, window=4, pooling=pooling)
+    config = UNetConfig(
+        width=8, heads=2, down_layers=1, mid_layers=2, up_layers=1, window=4, pooling=pooling
+    )
     lm = UNet(config).double()
     with torch.no_grad():  # as if trained: zero weights would hide mistakes
         for parameter in lm.pooling.parameters():
@@ -56,7 +60,9 @@ def dense_mean(lm, x_BTD, boundary_BT):
     down = published_weights(boundary_BT.cumsum(1) - boundary_BT, count)
     down = down / (down.sum(1, keepdim=True) + 1e-9)
     null = lm.pooling.null_D.expand(len(x_BTD), 1, -1)
-    token = F.layer_norm(torch.cat([null, down.mT @ x_BTD], 1), (8,), lm.pooling.norm.weight, lm.pooling.norm.bias)
+    token = F.layer_norm(
+        torch.cat([null, down.mT @ x_BTD], 1), (8,), lm.pooling.norm.weight, lm.pooling.norm.bias
+    )
     position = torch.full((len(x_BTD), count + 1), -1)
     for b, row in enumerate(boundary_BT.detach().round()):
         at = row.nonzero().flatten()
@@ -92,7 +98,9 @@ def test_the_published_way_back_leaves_no_gradient():
     up = published_weights(boundary_BT.cumsum(1), 5)
     weight = torch.randn(up.shape, dtype=torch.float64)
     (bare,) = torch.autograd.grad((up * weight).sum(), boundary_BT, retain_graph=True)
-    (normalised,) = torch.autograd.grad((up / (up.sum(2, keepdim=True) + 1e-9) * weight).sum(), boundary_BT)
+    (normalised,) = torch.autograd.grad(
+        (up / (up.sum(2, keepdim=True) + 1e-9) * weight).sum(), boundary_BT
+    )
     assert bare.abs().min() > 1e-2
     torch.testing.assert_close(normalised, 1e-9 * bare, rtol=1e-6, atol=1e-15)
 
@@ -135,7 +143,9 @@ def test_smooth_without_probabilities_selects_and_distributes():
     smooth, select = small_lm("smooth"), small_lm("select")
     select.load_state_dict(smooth.state_dict(), strict=False)
     action_BT, x_BTD = forced_first([[0, 1, 0, 0, 1, 1]]), torch.randn(1, 6, 8, dtype=torch.float64)
-    bare, added = (lm.pooling(x_BTD, action_BT, None, lm.apply_token_layers) for lm in (smooth, select))
+    bare, added = (
+        lm.pooling(x_BTD, action_BT, None, lm.apply_token_layers) for lm in (smooth, select)
+    )
     torch.testing.assert_close(bare - smooth.pooling.residual_proj(x_BTD), added - x_BTD)
 
 
@@ -146,7 +156,11 @@ def test_nothing_moves_an_earlier_output(pooling, mask, soft, t, seed):
     lm, action_BT = small_lm(pooling), forced_first(mask)
     symbol_BT = torch.randint(256, action_BT.shape)
     boundary_BT = soft_boundary(pooling, action_BT)
-    flipped_BT, other_BT, other_symbol_BT = action_BT.clone(), boundary_BT.clone(), symbol_BT.clone()
+    flipped_BT, other_BT, other_symbol_BT = (
+        action_BT.clone(),
+        boundary_BT.clone(),
+        symbol_BT.clone(),
+    )
     flipped_BT[:, t] = 1 - action_BT[:, t]
     other_BT[:, t] = 1 - boundary_BT[:, t]
     other_symbol_BT[:, t] = (symbol_BT[:, t] + 1) % 256
@@ -155,14 +169,25 @@ def test_nothing_moves_an_earlier_output(pooling, mask, soft, t, seed):
         return lm.decode(lm.encode(symbol_BT), action_BT, boundary_BT if soft else None)
 
     before = run(symbol_BT, action_BT, boundary_BT)
-    for after in (run(symbol_BT, flipped_BT, other_BT), run(other_symbol_BT, action_BT, boundary_BT)):
+    for after in (
+        run(symbol_BT, flipped_BT, other_BT),
+        run(other_symbol_BT, action_BT, boundary_BT),
+    ):
         torch.testing.assert_close(after[:, :t], before[:, :t], rtol=1e-10, atol=1e-10)
         assert not torch.allclose(after[:, t], before[:, t])
 
 
 @settings(deadline=None, max_examples=30)
-@given(poolings, st.booleans(), st.lists(st.integers(1, LENGTH), min_size=2, max_size=4), st.floats(0, 1), seeds)
-def test_stepping_equals_one_pass_when_rows_start_anew_at_their_own_times(pooling, soft, lengths, rate, seed):
+@given(
+    poolings,
+    st.booleans(),
+    st.lists(st.integers(1, LENGTH), min_size=2, max_size=4),
+    st.floats(0, 1),
+    seeds,
+)
+def test_stepping_equals_one_pass_when_rows_start_anew_at_their_own_times(
+    pooling, soft, lengths, rate, seed
+):
     """Row 0 reads episodes of the given lengths, row 1 the same in the other order, each then starting anew."""
     torch.manual_seed(seed)
     lm, total = small_lm(pooling), sum(lengths)
@@ -179,16 +204,24 @@ def test_stepping_equals_one_pass_when_rows_start_anew_at_their_own_times(poolin
     got = torch.stack(got, 1)
     for b, start in enumerate(starts):
         for begin, end in zip(sorted(start), [*sorted(start)[1:], total], strict=True):
-            symbol, action, prob = (x[b : b + 1, begin:end] for x in (symbol_BT, action_BT, prob_BT))
+            symbol, action, prob = (
+                x[b : b + 1, begin:end] for x in (symbol_BT, action_BT, prob_BT)
+            )
             with torch.no_grad():
-                expected = lm.decode(lm.encode(symbol), action, prob if soft and pooling == "smooth" else None)
+                expected = lm.decode(
+                    lm.encode(symbol), action, prob if soft and pooling == "smooth" else None
+                )
             torch.testing.assert_close(got[b : b + 1, begin:end], expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
 def test_a_reset_row_follows_parameters_that_were_trained_meanwhile(pooling):
     """The model is updated while an environment uses it."""
-    lm, symbol_BT, action_BT = small_lm(pooling), torch.randint(256, (2, 6)), forced_first([[0, 1, 0, 0, 1, 1]] * 2)
+    lm, symbol_BT, action_BT = (
+        small_lm(pooling),
+        torch.randint(256, (2, 6)),
+        forced_first([[0, 1, 0, 0, 1, 1]] * 2),
+    )
     decoder = Decoder(lm, 2, 6)
     with torch.no_grad():
         for parameter in lm.parameters():
@@ -207,22 +240,32 @@ def test_bfloat16_is_close_and_every_parameter_learns(pooling):
     config = UNetConfig(width=64, heads=4, window=8, pooling=pooling)
     fine, coarse = UNet(config), UNet(config, compute_dtype=torch.bfloat16)
     coarse.load_state_dict(fine.state_dict())
-    symbol_BT, action_BT = torch.randint(256, (2, 30)), forced_first((torch.rand(2, 30) < 0.3).long().tolist())
+    symbol_BT, action_BT = (
+        torch.randint(256, (2, 30)),
+        forced_first((torch.rand(2, 30) < 0.3).long().tolist()),
+    )
     boundary_BT = soft_boundary(pooling, action_BT).float().requires_grad_()
-    out, expected = (lm.decode(lm.encode(symbol_BT), action_BT, boundary_BT) for lm in (coarse, fine))
+    out, expected = (
+        lm.decode(lm.encode(symbol_BT), action_BT, boundary_BT) for lm in (coarse, fine)
+    )
     assert out.dtype == torch.bfloat16
     assert (out.float() - expected).std() < 0.05 * expected.std()
     coarse.codec.log_prob(out, symbol_BT).sum().backward()
     assert boundary_BT.grad.isfinite().all()
     assert boundary_BT.grad.abs().sum() > 0
     for name, parameter in coarse.named_parameters():
-        assert "early" in name or (parameter.grad.dtype == torch.float32 and parameter.grad.isfinite().all()), name
+        assert "early" in name or (
+            parameter.grad.dtype == torch.float32 and parameter.grad.isfinite().all()
+        ), name
 
 
 def test_layernorm_of_mean_sums_its_gradients_in_float32():
     """In bfloat16 the sum over 2 x 4,096 symbols was 22% off."""
     pooling = UNet(UNetConfig(width=16, heads=2, pooling="mean")).pooling
-    token_BMD, grad_BMD = torch.randn(2, 4096, 16).bfloat16(), (torch.randn(2, 4096, 16) + 1).bfloat16()
+    token_BMD, grad_BMD = (
+        torch.randn(2, 4096, 16).bfloat16(),
+        (torch.randn(2, 4096, 16) + 1).bfloat16(),
+    )
     pooling.normalise(token_BMD).backward(grad_BMD)
     coarse = [parameter.grad.clone() for parameter in pooling.norm.parameters()]
     pooling.zero_grad()
@@ -252,7 +295,8 @@ def test_deviation_adds_what_the_token_level_layers_change(mask):
 
 def test_an_unknown_pooling_is_refused():
     with pytest.raises(
-        ValueError, match=r"model\.pooling = 'max': expected select .*, deviation .*, mean .* or smooth"
+        ValueError,
+        match=r"model\.pooling = 'max': expected select .*, deviation .*, mean .* or smooth",
     ):
         UNetConfig(pooling="max")
 
@@ -264,7 +308,9 @@ def test_gathering_what_is_sorted_equals_gathering_in_value_and_gradient(mask, d
     token_index_BT = segment(forced_first(mask)).token_index_BT
     x_BMD = torch.randn(2, LENGTH + spare, 8).to(dtype).requires_grad_()
     weight = torch.randn(2, LENGTH, 8).to(dtype)
-    expected = torch.stack([x_D[row_T] for x_D, row_T in zip(x_BMD.double(), token_index_BT, strict=True)])
+    expected = torch.stack(
+        [x_D[row_T] for x_D, row_T in zip(x_BMD.double(), token_index_BT, strict=True)]
+    )
     (wanted,) = torch.autograd.grad((expected * weight).sum(), x_BMD)
     got = SortedGather.apply(x_BMD, token_index_BT)
     assert torch.equal(got.double(), expected)

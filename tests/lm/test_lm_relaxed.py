@@ -13,12 +13,16 @@ from tokenv.lm.segments import ema, relaxed_attention
 from tokenv.lm.unet import UNet
 
 LENGTH = 9
-masks = st.lists(st.lists(st.integers(0, 1), min_size=LENGTH, max_size=LENGTH), min_size=2, max_size=2)
+masks = st.lists(
+    st.lists(st.integers(0, 1), min_size=LENGTH, max_size=LENGTH), min_size=2, max_size=2
+)
 seeds = st.integers(0, 1000)
 
 
 def small_lm():
-    return UNet(UNetConfig(width=8, heads=2, down_layers=1, mid_layers=2, up_layers=1, window=4)).double()
+    return UNet(
+        UNetConfig(width=8, heads=2, down_layers=1, mid_layers=2, up_layers=1, window=4)
+    ).double()
 
 
 def forced_first(mask):
@@ -44,7 +48,10 @@ def test_at_hard_strengths_the_relaxed_pass_is_the_hard_pass(mask, seed):
     relaxed, hard = lm.decode(x_BTD, action_BT, action_BT.double()), lm.decode(x_BTD, action_BT)
     torch.testing.assert_close(relaxed, hard, rtol=1e-10, atol=1e-10)
     trained = [p for name, p in lm.named_parameters() if "early" not in name]
-    grads = [torch.autograd.grad(out.square().sum(), trained, retain_graph=True) for out in (relaxed, hard)]
+    grads = [
+        torch.autograd.grad(out.square().sum(), trained, retain_graph=True)
+        for out in (relaxed, hard)
+    ]
     torch.testing.assert_close(*grads, rtol=1e-9, atol=1e-9)
 
 
@@ -59,14 +66,18 @@ def test_the_gradient_is_the_relaxed_functions_own(corners):
     def loss(strength, x_BTD):
         return (lm.decode(x_BTD, action, strength) * weight).sum()
 
-    assert torch.autograd.gradcheck(loss, (strength, x_BTD.requires_grad_()), eps=1e-6, atol=1e-5, rtol=1e-4)
+    assert torch.autograd.gradcheck(
+        loss, (strength, x_BTD.requires_grad_()), eps=1e-6, atol=1e-5, rtol=1e-4
+    )
 
 
 def plain_relaxed_attention(q, k, v, softcap, strength):
     """One query of one head of one row after the other."""
     out = torch.zeros_like(v)
     for b, h, i in torch.cartesian_prod(*(torch.arange(n) for n in q.shape[:3])).tolist():
-        scores = softcap * torch.tanh(k[b, h, : i + 1] @ q[b, h, i] / (math.sqrt(q.shape[-1]) * softcap))
+        scores = softcap * torch.tanh(
+            k[b, h, : i + 1] @ q[b, h, i] / (math.sqrt(q.shape[-1]) * softcap)
+        )
         weight = strength[b, : i + 1] * scores.exp()
         out[b, h, i] = weight @ v[b, h, : i + 1] / weight.sum()
     return out
@@ -78,7 +89,10 @@ def test_attention_is_its_formula(seed, length, scale):
     torch.manual_seed(seed)
     q, k, v = (scale * torch.randn(2, 2, length, 4, dtype=torch.float64) for _ in range(3))
     strength = random_strength(2, length).requires_grad_()
-    got, expected = relaxed_attention(q, k, v, 50.0, strength), plain_relaxed_attention(q, k, v, 50.0, strength)
+    got, expected = (
+        relaxed_attention(q, k, v, 50.0, strength),
+        plain_relaxed_attention(q, k, v, 50.0, strength),
+    )
     torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
     weight = torch.randn_like(got)
     grads = [torch.autograd.grad((out * weight).sum(), strength)[0] for out in (got, expected)]

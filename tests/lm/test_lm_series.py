@@ -27,7 +27,9 @@ seeds = st.integers(0, 2**31)
 
 def raw_for(family, *shape, seed=0, spread=1.0):
     generator = torch.Generator().manual_seed(seed)
-    return spread * torch.randn(*shape, family.num_parameters, dtype=torch.float64, generator=generator)
+    return spread * torch.randn(
+        *shape, family.num_parameters, dtype=torch.float64, generator=generator
+    )
 
 
 def make_codec(density, channels=1):
@@ -113,12 +115,16 @@ def test_the_mixtures_score_is_exact_to_ten_digits(seed, spread):
     generator = torch.Generator().manual_seed(seed)
     location_K, logit_K = spread * torch.randn(2, 3, generator=generator, dtype=torch.float64)
     scale_K = 0.2 + 3 * torch.rand(3, generator=generator, dtype=torch.float64)
-    raw = torch.cat([logit_K, location_K, torch.log(torch.expm1(scale_K - MIN_SCALE)) - math.log(math.e - 1)])
+    raw = torch.cat(
+        [logit_K, location_K, torch.log(torch.expm1(scale_K - MIN_SCALE)) - math.log(math.e - 1)]
+    )
     step = 0.05
     x = torch.arange(-150, 150, step, dtype=torch.float64)
     cdf = torch.sigmoid((x[:, None] - location_K) / scale_K) @ logit_K.softmax(0)
     z_K = (0.4 - location_K) / scale_K
-    distance = logit_K.softmax(0) @ (scale_K * (2 * torch.logaddexp(z_K, torch.zeros(3).double()) - z_K))
+    distance = logit_K.softmax(0) @ (
+        scale_K * (2 * torch.logaddexp(z_K, torch.zeros(3).double()) - z_K)
+    )
     expected = distance - step * (cdf * (1 - cdf)).sum()
     found = LogisticMixture(3).crps(raw, torch.tensor(0.4, dtype=torch.float64))
     assert_close(found, expected, rtol=0, atol=1e-9)
@@ -140,7 +146,9 @@ def test_scales_have_a_floor():
     for family in (Gaussian(), StudentT(), LogisticMixture(2)):
         raw = torch.full((family.num_parameters,), -1e4, dtype=torch.float64)
         raw[0 if family.num_parameters < 6 else slice(0, 4)] = 0.0
-        assert family.log_prob(raw, torch.zeros((), dtype=torch.float64)).item() <= -math.log(MIN_SCALE)
+        assert family.log_prob(raw, torch.zeros((), dtype=torch.float64)).item() <= -math.log(
+            MIN_SCALE
+        )
 
 
 @pytest.mark.parametrize("value", [-1e8, -3.0, 3.0, 1e8])
@@ -164,16 +172,27 @@ def test_shifted_and_scaled_values_cost_log_scale_more(density, seed, shift, fac
     codec = make_codec(density, channels=2)
     generator = torch.Generator().manual_seed(seed)
     value = torch.randn(5, 2, dtype=torch.float64, generator=generator)
-    plain, moved = make_symbol(value, 0.3, 1.7), make_symbol(factor * value + shift, factor * 0.3 + shift, factor * 1.7)
+    plain, moved = (
+        make_symbol(value, 0.3, 1.7),
+        make_symbol(factor * value + shift, factor * 0.3 + shift, factor * 1.7),
+    )
     parameters = parameters_for(codec, 5, seed=seed)
     difference = codec.log_prob(parameters, plain) - codec.log_prob(parameters, moved)
-    assert_close(difference, torch.full((5,), 2 * math.log(factor), dtype=torch.float64), rtol=1e-6, atol=1e-6)
+    assert_close(
+        difference,
+        torch.full((5,), 2 * math.log(factor), dtype=torch.float64),
+        rtol=1e-6,
+        atol=1e-6,
+    )
     assert_close(codec.embed(plain), codec.embed(moved), rtol=1e-6, atol=1e-6)
     frames = [(s[..., 1], s[..., 2]) for s in (plain, moved)]
     for ask in (codec.mean, lambda p, *frame: codec.quantile(p, 0.9, *frame)):
         before, after = (ask(parameters, *frame) for frame in frames)
         assert_close(after, factor * before + shift, rtol=1e-7, atol=1e-7)
-    before, after = (codec.cdf(parameters, s[..., 0], *frame) for s, frame in zip((plain, moved), frames, strict=True))
+    before, after = (
+        codec.cdf(parameters, s[..., 0], *frame)
+        for s, frame in zip((plain, moved), frames, strict=True)
+    )
     assert_close(before, after, rtol=1e-5, atol=1e-7)
 
 
@@ -208,9 +227,14 @@ def test_missing_is_read_as_a_vector_of_its_own():
 def test_channels_factorise():
     codec, single = make_codec("student_t", 2), make_codec("student_t")
     symbol, parameters = make_symbol(torch.randn(6, 2)), parameters_for(codec, 6)
-    halves = [single.log_prob(parameters[:, 3 * c : 3 * c + 3], symbol[:, c : c + 1]) for c in range(2)]
+    halves = [
+        single.log_prob(parameters[:, 3 * c : 3 * c + 3], symbol[:, c : c + 1]) for c in range(2)
+    ]
     assert_close(codec.log_prob(parameters, symbol), halves[0] + halves[1])
-    assert_close(codec.entropy(parameters), single.entropy(parameters[:, :3]) + single.entropy(parameters[:, 3:]))
+    assert_close(
+        codec.entropy(parameters),
+        single.entropy(parameters[:, :3]) + single.entropy(parameters[:, 3:]),
+    )
 
 
 @every_density
@@ -223,7 +247,9 @@ def test_draws_have_the_moments_of_the_density(density):
     assert drawn.dtype == codec.symbol_dtype
     assert_close(drawn[0, 0, 1:], torch.tensor([0.0, 1.0, 1.0, 0.0], dtype=torch.float64))
     value = drawn[:, 0, 0]
-    assert value.mean().item() == pytest.approx(codec.mean(parameters).item(), abs=5 * value.std().item() / count**0.5)
+    assert value.mean().item() == pytest.approx(
+        codec.mean(parameters).item(), abs=5 * value.std().item() / count**0.5
+    )
     surprise = -codec.log_prob(parameters.expand(count, -1), drawn).mean().item()
     assert surprise == pytest.approx(codec.entropy(parameters).item(), abs=0.05)
     for q in (0.1, 0.5, 0.9):
@@ -236,7 +262,10 @@ def test_cautious_draws_stay_near_the_median(density):
     codec = make_codec(density)
     parameters = parameters_for(codec, 1).expand(500, -1)
     median, low, high = (codec.quantile(parameters[:1], q).item() for q in (0.5, 0.25, 0.75))
-    assert_close(codec.sample(parameters, temperature=0)[:, 0, 0], torch.full((500,), median, dtype=torch.float64))
+    assert_close(
+        codec.sample(parameters, temperature=0)[:, 0, 0],
+        torch.full((500,), median, dtype=torch.float64),
+    )
     central = codec.sample(parameters, top_p=0.5)[:, 0, 0]
     assert low - 1e-9 <= central.min() <= central.max() <= high + 1e-9
 
@@ -261,7 +290,9 @@ def test_a_residual_density_is_that_of_the_difference(density):
     value, last = torch.randn(2, 6, 1, dtype=torch.float64)
     location, scale = 5.0, 0.3
     expected = plain.log_prob(parameters, make_symbol(value - last, 0.0, scale))
-    assert_close(residual.log_prob(parameters, make_symbol(value, location, scale, last=last)), expected)
+    assert_close(
+        residual.log_prob(parameters, make_symbol(value, location, scale, last=last)), expected
+    )
     before = make_symbol(last, location, scale, last=99.0)
     missing = make_symbol(torch.full_like(last, math.nan), location, scale, last=last)
     for symbol in (before, missing):
@@ -298,7 +329,9 @@ def test_likelihoods_are_computed_in_float32_or_finer(density):
 def test_a_model_writes_on():
     from tokenv.agents.fixed import Uniform
 
-    lm = UNet(UNetConfig(width=16, heads=2, down_layers=1, mid_layers=1, up_layers=1), SeriesCodec(16, 2))
+    lm = UNet(
+        UNetConfig(width=16, heads=2, down_layers=1, mid_layers=1, up_layers=1), SeriesCodec(16, 2)
+    )
     prompt = make_symbol(torch.randn(2, 5, 2))
     written = generate(lm, Uniform(0.3, 12), prompt, 7, generator=torch.Generator().manual_seed(0))
     assert written.symbol_BN.shape == (2, 12, 2, 5)

@@ -20,13 +20,17 @@ from tokenv.lm.segments import segment, select
 from tokenv.lm.unet import UNet
 
 LENGTH = 14
-masks = st.lists(st.lists(st.integers(0, 1), min_size=LENGTH, max_size=LENGTH), min_size=2, max_size=2)
+masks = st.lists(
+    st.lists(st.integers(0, 1), min_size=LENGTH, max_size=LENGTH), min_size=2, max_size=2
+)
 seeds = st.integers(0, 1000)
 
 
 def small_lm(**options):
     """Float64; fewer bytes in the window than in the sequences."""
-    return UNet(UNetConfig(width=16, heads=2, down_layers=2, mid_layers=2, up_layers=2, window=4), **options).double()
+    return UNet(
+        UNetConfig(width=16, heads=2, down_layers=2, mid_layers=2, up_layers=2, window=4), **options
+    ).double()
 
 
 def forced_first(mask):
@@ -96,14 +100,18 @@ def test_padding_the_tokens_changes_nothing(mask, multiple, seed):
 
 def meta_lm(width, heads, mid):
     with torch.device("meta"):
-        return UNet(UNetConfig(width=width, heads=heads, down_layers=4, mid_layers=mid, up_layers=4))
+        return UNet(
+            UNetConfig(width=width, heads=heads, down_layers=4, mid_layers=mid, up_layers=4)
+        )
 
 
 def parameters(*modules):
     return sum(x.numel() for module in modules for x in module.parameters())
 
 
-@pytest.mark.parametrize(("width", "heads", "mid", "millions"), [(768, 12, 12, 147), (768, 12, 6, 90), (512, 8, 6, 40)])
+@pytest.mark.parametrize(
+    ("width", "heads", "mid", "millions"), [(768, 12, 12, 147), (768, 12, 6, 90), (512, 8, 6, 40)]
+)
 def test_sizes_are_the_papers(width, heads, mid, millions):
     assert parameters(meta_lm(width, heads, mid)) == pytest.approx(millions * 1e6, rel=0.01)
 
@@ -132,7 +140,9 @@ def test_tokens_stand_at_their_boundaries_byte_positions():
     x_BND = lm.encode(torch.randint(256, action_BN.shape))
     token_BMD = select(x_BND, segment(action_BN))
     byte_BM, index_BM = torch.tensor([[0, 3, 8, 9]]), torch.arange(4)[None]
-    by_byte, by_index = (lm.apply_token_layers(token_BMD, position) for position in (byte_BM, index_BM))
+    by_byte, by_index = (
+        lm.apply_token_layers(token_BMD, position) for position in (byte_BM, index_BM)
+    )
     assert not torch.allclose(by_byte, by_index)
     torch.testing.assert_close(lm.apply_token_layers(token_BMD, byte_BM + 5), by_byte)
     seen = {}
@@ -156,7 +166,8 @@ def test_bfloat16_activations_are_close_to_float32():
     assert log_prob.dtype == torch.float32
     log_prob.sum().backward()
     assert all(
-        p.grad is None or (p.grad.dtype == torch.float32 and p.grad.isfinite().all()) for p in coarse.parameters()
+        p.grad is None or (p.grad.dtype == torch.float32 and p.grad.isfinite().all())
+        for p in coarse.parameters()
     )
 
 
@@ -213,7 +224,10 @@ def test_another_codec_trains_without_any_other_change():
         loss = late + 0.1 * early + 0.01 * data[keys.LOSS_POLICY].mean()
         optimizer.zero_grad()
         loss.backward()
-        assert all(p.grad is not None and p.grad.isfinite().all() for p in nn.ModuleList([lm, agent]).parameters())
+        assert all(
+            p.grad is not None and p.grad.isfinite().all()
+            for p in nn.ModuleList([lm, agent]).parameters()
+        )
         optimizer.step()
         losses.append(late.item())
     assert data[keys.SYMBOL].shape == (4, LENGTH - 1, 1)

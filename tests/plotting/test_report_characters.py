@@ -9,7 +9,9 @@ from tokenv.plotting.characters import Character, characters, escape
 SAMPLE = st.one_of(
     st.binary(max_size=60),
     st.text(max_size=30).map(lambda s: s.encode("utf-8")),
-    st.lists(st.sampled_from(["é", "😀", "a", "\n"]), max_size=9).map(lambda s: "".join(s).encode()[1:-1]),
+    st.lists(st.sampled_from(["é", "😀", "a", "\n"]), max_size=9).map(
+        lambda s: "".join(s).encode()[1:-1]
+    ),
 )
 
 
@@ -30,7 +32,9 @@ def test_byte_ranges_follow_one_another_and_cover_the_data(data):
 def test_characters_are_those_of_pythons_own_decoder(data):
     # surrogateescape keeps every byte it cannot decode, one by one, as one lone surrogate.
     decoded = data.decode("utf-8", errors="surrogateescape")
-    expected = [f"\\x{ord(c) - 0xDC00:02x}" if "\udc80" <= c <= "\udcff" else escape(c) for c in decoded]
+    expected = [
+        f"\\x{ord(c) - 0xDC00:02x}" if "\udc80" <= c <= "\udcff" else escape(c) for c in decoded
+    ]
     assert [c.text for c in plain(data)] == expected
 
 
@@ -83,7 +87,9 @@ def test_escaped_text_cannot_control_a_terminal(text):
 
 @pytest.mark.parametrize(("pi", "drawn"), [([0.5], [True, False]), ([0.5, 0.5], [True]), ([], [])])
 def test_lengths_must_agree(pi, drawn):
-    with pytest.raises(ValueError, match=f"2 bytes, {len(pi)} probabilities and {len(drawn)} decisions"):
+    with pytest.raises(
+        ValueError, match=f"2 bytes, {len(pi)} probabilities and {len(drawn)} decisions"
+    ):
         characters(b"ab", pi, drawn)
 
 

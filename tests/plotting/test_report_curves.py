@@ -43,10 +43,13 @@ def test_every_panel_is_drawn_and_no_other_file_left(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["validation/bits_per_byte", "train/boundary_rate", "train/entropy", "train/grad_norm_lm"]
+    "name",
+    ["validation/bits_per_byte", "train/boundary_rate", "train/entropy", "train/grad_norm_lm"],
 )
 def test_one_metric_alone_colours_one_panel(tmp_path, name):
-    parts = quadrants(draw_curves({name: ALL[name]}, tmp_path / "c.png", title="t", target_rate=0.2))
+    parts = quadrants(
+        draw_curves({name: ALL[name]}, tmp_path / "c.png", title="t", target_rate=0.2)
+    )
     assert sum(colourful(part) > 0 for part in parts) == 1
 
 

@@ -21,7 +21,12 @@ def test_visible_characters_are_the_text(data):
 
 
 @settings(deadline=None)
-@given(st.lists(st.tuples(st.sampled_from("ab\n"), st.sampled_from([0.0, 0.001, 0.5]), st.booleans()), max_size=30))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from("ab\n"), st.sampled_from([0.0, 0.001, 0.5]), st.booleans()),
+        max_size=30,
+    )
+)
 def test_stretches_of_one_colour_are_one_span_each(drawn):
     chars = [Character(text, p, boundary, i, i + 1) for i, (text, p, boundary) in enumerate(drawn)]
     spans = coloured(chars, (0.0, 1.0))
@@ -33,7 +38,9 @@ def test_stretches_of_one_colour_are_one_span_each(drawn):
         assert alone[i] or alone[i - 1] or spans[i][0] != spans[i - 1][0]
 
 
-@pytest.mark.parametrize("evil", ["<script>alert(1)</script>", "\"'><b>", "a & b &lt;", "{{ 7*7 }}</style>"])
+@pytest.mark.parametrize(
+    "evil", ["<script>alert(1)</script>", "\"'><b>", "a & b &lt;", "{{ 7*7 }}</style>"]
+)
 def test_everything_is_escaped(evil):
     chars = characters(evil.encode(), [0.5] * len(evil), [False] * len(evil))
     found = Page(segment_page({evil: chars}, title=evil, facts={evil: evil}))
@@ -45,14 +52,18 @@ def test_everything_is_escaped(evil):
 
 def test_page_loads_nothing():
     source = page(b"abc")
-    assert not any(word in source for word in ("http://", "https://", "url(", "@import", "src=", "<script"))
+    assert not any(
+        word in source for word in ("http://", "https://", "url(", "@import", "src=", "<script")
+    )
     assert 'name="viewport"' in source
     assert "prefers-color-scheme: dark" in source
     source.encode("utf-8")
 
 
 def test_spans_carry_level_boundary_and_tip():
-    chars = characters("a€\n".encode(), [0.0, 0.1, 0.2, 0.43, 1.0], [False, False, True, False, True])
+    chars = characters(
+        "a€\n".encode(), [0.0, 0.1, 0.2, 0.43, 1.0], [False, False, True, False, True]
+    )
     spans = Page(segment_page({"p": chars}, title="t", facts={})).spans
     tips = ["π = 0.43 · bytes 1–3 · boundary", "π = 1.0000 · byte 4 · boundary"]
     assert spans == [
@@ -75,7 +86,9 @@ def test_scripts_run_in_their_own_direction_and_lines_come_after_their_character
 
 
 def test_legend_shows_the_true_range():
-    assert "<span>0</span><span>0.25</span><span>0.5</span><span>0.75</span><span>1</span>" in page(b"a")
+    assert "<span>0</span><span>0.25</span><span>0.5</span><span>0.75</span><span>1</span>" in page(
+        b"a"
+    )
     stretched = page(b"a", scale=(0.1, 0.5))
     assert "<span>≤ 0.1</span><span>0.2</span>" in stretched
     assert "<span>≥ 0.5</span>" in stretched
@@ -89,7 +102,9 @@ def test_invalid_scale_is_rejected_without_text():
 
 def test_tables_follow_the_text_and_are_escaped():
     evil = "<b>&"
-    found = Page(segment_page({"p": []}, title="t", facts={}, tables={evil: [["a", "b"], [evil, "1"]]}))
+    found = Page(
+        segment_page({"p": []}, title="t", facts={}, tables={evil: [["a", "b"], [evil, "1"]]})
+    )
     assert found.headings[-1] == evil
     assert found.cells == ["a", "b", evil, "1"]
     assert "b" not in found.tags

@@ -20,7 +20,14 @@ MODEL = "a model whose name is as long as names are"
 
 
 def curves(path: Path, title: str) -> None:
-    names = ("bits_per_byte", "bits_per_byte_early", "boundary_rate", "neg_log_prob", "entropy", "grad_norm_lm")
+    names = (
+        "bits_per_byte",
+        "bits_per_byte_early",
+        "boundary_rate",
+        "neg_log_prob",
+        "entropy",
+        "grad_norm_lm",
+    )
     metrics = {f"train/{name}": (STEPS.tolist(), (1.5 + np.sin(STEPS)).tolist()) for name in names}
     draw_curves(metrics, path, title=title, target_rate=0.2)
 
@@ -28,7 +35,9 @@ def curves(path: Path, title: str) -> None:
 def patches(path: Path, title: str) -> None:
     value = np.sin(STEPS / 9)[:, None].tolist()
     action = (STEPS % 7 == 0).astype(int).tolist()
-    excerpt = SeriesExcerpt("series @ 0", value, [0.2] * len(STEPS), action, (STEPS % 50 == 0).tolist())
+    excerpt = SeriesExcerpt(
+        "series @ 0", value, [0.2] * len(STEPS), action, (STEPS % 50 == 0).tolist()
+    )
     draw_patches([excerpt] * 2, path, title=title, context=32)
 
 
@@ -46,15 +55,20 @@ def forecasts(path: Path, title: str) -> None:
     history, rest = np.sin(STEPS / 9)[:150, None], np.sin(STEPS / 9)[150:, None]
     quantiles = np.stack([rest - 1, rest, rest + 1])
     points = dict.fromkeys(("last value", "season 24", "mean", "dlinear"), rest + 0.5)
-    each = ForecastExcerpt("x", ["y"], history, STEPS[:150] % 7 == 0, rest, quantiles, points, rest, None)
-    draw_forecasts([each] * 4, [0.1, 0.5, 0.9], "of 100 drawn continuations", path, title=title, context=32)
+    each = ForecastExcerpt(
+        "x", ["y"], history, STEPS[:150] % 7 == 0, rest, quantiles, points, rest, None
+    )
+    draw_forecasts(
+        [each] * 4, [0.1, 0.5, 0.9], "of 100 drawn continuations", path, title=title, context=32
+    )
 
 
 TITLE = "Learned $patches_1$, 日本"
 
 
 @pytest.mark.parametrize(
-    ("draw", "title"), [(curves, TITLE), (patches, TITLE), (rates, ""), (forecasts, TITLE), (forecasts, "")]
+    ("draw", "title"),
+    [(curves, TITLE), (patches, TITLE), (rates, ""), (forecasts, TITLE), (forecasts, "")],
 )
 def test_a_picture_fits_a_paper(draw, title, tmp_path, monkeypatch):
     """Title as given, letters of 6 points and more at the width of its text, all inside, legends beside the data."""
@@ -68,7 +82,9 @@ def test_a_picture_fits_a_paper(draw, title, tmp_path, monkeypatch):
         warnings.filterwarnings("ignore", message="Glyph .* missing from font")
         canvas.draw()
     assert figure.get_suptitle() == title
-    texts = [text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip()]
+    texts = [
+        text for text in figure.findobj(Text) if text.get_visible() and text.get_text().strip()
+    ]
     assert min(text.get_fontsize() for text in texts) > 6
     renderer = canvas.get_renderer()
     legends = [*figure.legends, *(axes.get_legend() for axes in figure.axes if axes.get_legend())]
@@ -77,4 +93,6 @@ def test_a_picture_fits_a_paper(draw, title, tmp_path, monkeypatch):
         frame = legend.get_window_extent(renderer)
         assert figure.bbox.contains(*frame.min)
         assert figure.bbox.contains(*frame.max)
-        assert not any(frame.padded(-2).overlaps(axes.get_window_extent(renderer)) for axes in figure.axes)
+        assert not any(
+            frame.padded(-2).overlaps(axes.get_window_extent(renderer)) for axes in figure.axes
+        )

@@ -74,7 +74,10 @@ def test_a_csv_file_is_written_row_by_row(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("program", "status"),
     [
-        ("import sys, tokenv.cli.main as m; sys.argv[1:] = ['configs']; m.main()", 128 + signal.SIGPIPE),
+        (
+            "import sys, tokenv.cli.main as m; sys.argv[1:] = ['configs']; m.main()",
+            128 + signal.SIGPIPE,
+        ),
         ("import sys, tokenv.cli.main as m; m.main()", 128 + signal.SIGPIPE),
         (
             "from tokenv.plotting.console import console\nfor _ in range(9): console().print('x' * 99)\nprint('more')",

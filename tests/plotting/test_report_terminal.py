@@ -38,7 +38,9 @@ def test_level_spans_the_scale_and_clips_beyond_it():
     assert [level(p, (0.1, 0.3)) for p in (0.0, 0.1, 0.2, 0.3, 0.9)] == [0, 0, 16, 32, 32]
 
 
-@pytest.mark.parametrize("scale", [(0.5, 0.5), (0.6, 0.4), (-0.1, 1.0), (0.0, 1.1), (0.0, float("nan"))])
+@pytest.mark.parametrize(
+    "scale", [(0.5, 0.5), (0.6, 0.4), (-0.1, 1.0), (0.0, 1.1), (0.0, float("nan"))]
+)
 def test_scale_must_be_an_increasing_pair(scale):
     with pytest.raises(ValueError, match="increasing pair"):
         level(0.5, scale)
@@ -68,7 +70,9 @@ def test_background_goes_from_blue_to_yellow():
 
 def test_summary_table_shows_names_and_values_literally():
     out = io.StringIO()
-    console(out).print(summary_table({"[red]run": "a\x1b[0m", "bits per byte": "1.23"}, "[b]Result"))
+    console(out).print(
+        summary_table({"[red]run": "a\x1b[0m", "bits per byte": "1.23"}, "[b]Result")
+    )
     text = out.getvalue()
     assert "[b]Result" in text
     assert "[red]run" in text

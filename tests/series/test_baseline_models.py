@@ -19,7 +19,9 @@ def series(*values):
         each
         for value_L in values
         for each in series_of(
-            Recording("x", [""], np.asarray(value_L)[:, None]), SplitBorders(*[len(value_L)] * 3), SeriesConfig()
+            Recording("x", [""], np.asarray(value_L)[:, None]),
+            SplitBorders(*[len(value_L)] * 3),
+            SeriesConfig(),
         )
     ]
 
@@ -32,7 +34,8 @@ def test_naive_baselines_have_known_values():
     assert list(found) == ["last value", "season 4", "mean"]
     assert found["last value"].tolist() == [[23.0] * 7, [529.0] * 7]
     assert found["season 4"][0].tolist() == [20, 21, 22, 23, 20, 21, 22]
-    assert found["season 4"][1].tolist() == [400, 441, 529, 529, 400, 441, 529]  # the last value where one is missing
+    # the last value where one is missing
+    assert found["season 4"][1].tolist() == [400, 441, 529, 529, 400, 441, 529]
     np.testing.assert_allclose(found["mean"][:, 3], [15, np.nanmean(value_LC[7:, 1])])
     assert list(naive_baselines(7, 1)) == ["last value", "mean"]
     assert (naive_baselines(7, 20)["season 20"](batch)[0, :, 0] == [23, 23, 23, 7, 8, 9, 10]).all()
@@ -50,7 +53,13 @@ def test_the_season_is_found_under_noise_and_a_trend(period):
 
 def test_a_series_without_season_has_none():
     dice = np.random.default_rng(0)
-    for value in (dice.normal(size=500), dice.normal(size=500).cumsum(), np.ones(500), np.arange(500.0), np.ones(3)):
+    for value in (
+        dice.normal(size=500),
+        dice.normal(size=500).cumsum(),
+        np.ones(500),
+        np.arange(500.0),
+        np.ones(3),
+    ):
         assert find_season(series(value), 100) == 1
     check_season(1, 10)
     for season in (0, 11):
@@ -106,7 +115,9 @@ def test_a_linear_model_forecasts_a_linear_series():
     data = SeriesData([Recording("x", [""], value_L[:, None])], config().data)
     found = fit_dlinear(data, 8)
     batch = only(held_out_windows(data, 8, 20))
-    others = [np.square(point(batch) - batch.truth_BHC).mean() for point in naive_baselines(8, 1).values()]
+    others = [
+        np.square(point(batch) - batch.truth_BHC).mean() for point in naive_baselines(8, 1).values()
+    ]
     assert np.square(found(batch) - batch.truth_BHC).mean() < 0.001 * min(others)
     short = only(histories(value_L[:11, None], 8))
     assert found(short).shape == (1, 8, 1)

@@ -36,7 +36,12 @@ def demand(steps=600, seed=0, name="a", first="2024-01-01"):
 def run(folder, frame, **series):
     frame.to_csv(folder / "demand.csv", index=False)
     horizon, symbols = HORIZON, 90_000
-    data = {"kind": "series", "source": str(folder / "demand.csv"), "seq_len": 12 + horizon, "validation": 0.1}
+    data = {
+        "kind": "series",
+        "source": str(folder / "demand.csv"),
+        "seq_len": 12 + horizon,
+        "validation": 0.1,
+    }
     data["options"] = {"context": 12, "test": 0.1, **series}
     codec = {"name": "series", "horizon": horizon, "direct": True}
     once = {"every_symbols": symbols}
@@ -87,19 +92,25 @@ def test_past_covariates_of_the_future_are_not_read(model):
 
 def test_the_plan_is_standardised_as_in_training(model):
     codec = model.lm.codec
-    plan = pd.concat([demand()[HORIZON : 480 + HORIZON], demand(400, 1)[HORIZON : 320 + HORIZON]])["plan"]
+    plan = pd.concat([demand()[HORIZON : 480 + HORIZON], demand(400, 1)[HORIZON : 320 + HORIZON]])[
+        "plan"
+    ]
     assert_close(codec.covariate_mean[1].item(), plan.mean())
     assert_close(codec.covariate_std[1].item(), plan.std(ddof=0))
 
 
-@given(st.integers(1, 12), st.integers(0, 6), st.integers(0, 5), st.integers(0, 3), st.integers(0, 2))
+@given(
+    st.integers(1, 12), st.integers(0, 6), st.integers(0, 5), st.integers(0, 3), st.integers(0, 2)
+)
 def test_symbols_hold_what_is_known(length, further, steps, past, future):
     if past + future == 0:
         return
     covariate_MK = np.random.default_rng(0).normal(size=(length + further, past + future))
     names = [f"{k}" for k in range(past + future)]
     config = SeriesConfig(
-        past_covariates=names[:past], future_covariates=names[past:], future_steps=steps if future else 0
+        past_covariates=names[:past],
+        future_covariates=names[past:],
+        future_steps=steps if future else 0,
     )
     recording = Recording("x", ["y"], np.ones((length, 1)), covariate_MK=covariate_MK)
     symbol_LK5 = covariate_symbols(recording, config)
@@ -119,7 +130,9 @@ def test_likelihoods_do_not_depend_on_the_covariates_of_a_target():
     parameters = torch.randn(5, codec.num_parameters, dtype=torch.float64)
     changed = symbol.clone()
     changed[:, 2] = torch.nan
-    assert_close(codec.log_prob(parameters, symbol), codec.log_prob(parameters, changed), rtol=0, atol=0)
+    assert_close(
+        codec.log_prob(parameters, symbol), codec.log_prob(parameters, changed), rtol=0, atol=0
+    )
     assert codec.loss_mask(changed).tolist() == [2] * 5
     assert (codec.embed(symbol) != codec.embed(changed)).any(-1).all()
     drawn = codec.sample(parameters, after=symbol)
@@ -130,27 +143,56 @@ def test_likelihoods_do_not_depend_on_the_covariates_of_a_target():
 @pytest.mark.parametrize(
     ("series", "horizon", "message"),
     [
-        ({"past_covariates": ["wind"]}, 0, "codec.horizon = 0: expected at least 1 with covariates"),
-        ({"future_covariates": ["plan"]}, 3, "data.options.future_steps = 0: expected 3, which is codec.horizon"),
-        ({"past_covariates": ["wind"], "future_steps": 3}, 3, "data.options.future_steps = 3: expected 0"),
-        ({"past_covariates": "plan", "future_covariates": "plan", "future_steps": 3}, 3, "'plan' is a column of an"),
+        (
+            {"past_covariates": ["wind"]},
+            0,
+            "codec.horizon = 0: expected at least 1 with covariates",
+        ),
+        (
+            {"future_covariates": ["plan"]},
+            3,
+            "data.options.future_steps = 0: expected 3, which is codec.horizon",
+        ),
+        (
+            {"past_covariates": ["wind"], "future_steps": 3},
+            3,
+            "data.options.future_steps = 3: expected 0",
+        ),
+        (
+            {"past_covariates": "plan", "future_covariates": "plan", "future_steps": 3},
+            3,
+            "'plan' is a column of an",
+        ),
         ({"past_covariates": ["date"]}, 3, "'date' is a column of another kind"),
         ({"past_covariates": 5}, 3, "data.options.past_covariates = 5: expected texts"),
     ],
 )
 def test_wrong_keys_are_named(series, horizon, message):
-    data = {"kind": "series", "source": "x.csv", "seq_len": 15, "options": {"context": 12, **series}}
+    data = {
+        "kind": "series",
+        "source": "x.csv",
+        "seq_len": 15,
+        "options": {"context": 12, **series},
+    }
     with pytest.raises(UserError, match=message):
-        check_components(resolve([], {"data": data, "codec": {"name": "series", "horizon": horizon}}))
+        check_components(
+            resolve([], {"data": data, "codec": {"name": "series", "horizon": horizon}})
+        )
 
 
 def test_what_is_missing_is_named(model, tmp_path):
     frame = demand(60)
-    with pytest.raises(UserError, match="a knows plan for 0 rows after the last value: expected the 3 of horizon"):
+    with pytest.raises(
+        UserError, match="a knows plan for 0 rows after the last value: expected the 3 of horizon"
+    ):
         model.forecast(frame, HORIZON)
-    with pytest.raises(UserError, match=r"future has the columns ds: expected those of .* \['plan'\]"):
+    with pytest.raises(
+        UserError, match=r"future has the columns ds: expected those of .* \['plan'\]"
+    ):
         model.forecast(frame, HORIZON, future=frame[["ds"]])
-    with pytest.raises(UserError, match=r"no column .wind., which data\.options\.past_covariates names"):
+    with pytest.raises(
+        UserError, match=r"no column .wind., which data\.options\.past_covariates names"
+    ):
         model.forecast(frame.drop(columns="wind"), HORIZON)
     with pytest.raises(UserError, match="direct = False: this model"):
         model.forecast(frame, HORIZON, direct=False)
@@ -162,8 +204,24 @@ def test_the_command_reads_the_last_rows_of_a_file_as_the_future(tmp_path, monke
     frame.loc[80 - HORIZON :, ["y", "wind"]] = np.nan
     frame.to_csv("own.csv", index=False)
     data = ["data.source=own.csv", "data.kind=series", "data.seq_len=15", "codec.name=series"]
-    data += ["data.options.context=12", "codec.horizon=3", "codec.direct=True", "agent.name=uniform", "model.width=16"]
-    data += ["data.options.past_covariates=wind", "data.options.future_covariates=plan", "data.options.future_steps=3"]
+    data += [
+        "data.options.context=12",
+        "codec.horizon=3",
+        "codec.direct=True",
+        "agent.name=uniform",
+        "model.width=16",
+    ]
+    data += [
+        "data.options.past_covariates=wind",
+        "data.options.future_covariates=plan",
+        "data.options.future_steps=3",
+    ]
     run_command("train", ["with", *data, "train.symbols=960", "data.validation=0.2"])
-    run_command("forecast", ["with", "run=runs/1", "csv=own.csv", "horizon=3", "direct=True", "out=mine"])
-    assert pd.read_csv("mine.csv")["date"].str[:10].tolist() == ["2024-03-18", "2024-03-19", "2024-03-20"]
+    run_command(
+        "forecast", ["with", "run=runs/1", "csv=own.csv", "horizon=3", "direct=True", "out=mine"]
+    )
+    assert pd.read_csv("mine.csv")["date"].str[:10].tolist() == [
+        "2024-03-18",
+        "2024-03-19",
+        "2024-03-20",
+    ]

@@ -48,7 +48,9 @@ def config(**changes) -> Config:
 def parts_with(**codec):
     torch.manual_seed(0)
     size = UNetConfig(width=16, heads=2, down_layers=1, mid_layers=1, up_layers=1, window=8)
-    made = Components(UNet(size, SeriesCodec(16, **codec)).double(), Learned(16, window=1).double(), None, None)
+    made = Components(
+        UNet(size, SeriesCodec(16, **codec)).double(), Learned(16, window=1).double(), None, None
+    )
     made.train(False)
     return made
 
@@ -104,7 +106,10 @@ def test_forecasts_shift_and_scale_with_the_data(parts, shift, scale):
     plain, moved = continued(value_LC), continued(shift + scale * value_LC)
     assert plain.distribution.sample_BSHC.shape == (2, 3, 5, 1)
     np.testing.assert_allclose(
-        moved.distribution.sample_BSHC, shift + scale * plain.distribution.sample_BSHC, rtol=1e-6, atol=1e-6
+        moved.distribution.sample_BSHC,
+        shift + scale * plain.distribution.sample_BSHC,
+        rtol=1e-6,
+        atol=1e-6,
     )
     assert (plain.boundary_BL == moved.boundary_BL).all()
     assert len(np.unique(plain.distribution.sample_BSHC[0, :, 0, 0])) == 3
@@ -120,7 +125,9 @@ def test_there_is_one_held_out_window_per_step_of_the_test_range():
         border.validation - 15,
     ]
     both_NC = np.concatenate([found.symbol_BL[0, :, :, 0].numpy(), found.truth_BHC[0]])
-    np.testing.assert_allclose(both_NC, data.series[0].value_LC[border.validation - 16 : border.validation + 8])
+    np.testing.assert_allclose(
+        both_NC, data.series[0].value_LC[border.validation - 16 : border.validation + 8]
+    )
     some = held_out_windows(data, 8, 6)
     assert (len(some), some.total) == (6, len(found.names))
     assert len({s.name for s in only(some).series}) == 3
@@ -151,14 +158,23 @@ def test_direct_forecasts_equal_the_densities_of_the_direct_head(residual, densi
             expected_H = base + scale * codec.quantile(parameters_HP, q)[:, 0].numpy()
             np.testing.assert_allclose(quantile_BQHC[row, number, :, 0], expected_H, rtol=1e-9)
         np.testing.assert_allclose(
-            made.distribution.mean_BHC[row, :, 0], base + scale * codec.mean(parameters_HP)[:, 0].numpy()
+            made.distribution.mean_BHC[row, :, 0],
+            base + scale * codec.mean(parameters_HP)[:, 0].numpy(),
         )
-        below_H = codec.cdf(parameters_HP, torch.from_numpy((quantile_BQHC[row, 1] - base) / scale))[:, 0]
+        below_H = codec.cdf(
+            parameters_HP, torch.from_numpy((quantile_BQHC[row, 1] - base) / scale)
+        )[:, 0]
         np.testing.assert_allclose(below_H.numpy(), 0.3, rtol=1e-9)
-    many = np.quantile(made.distribution.quantile(((np.arange(2000) + 0.5) / 2000).tolist()), [0.2], axis=1)
+    many = np.quantile(
+        made.distribution.quantile(((np.arange(2000) + 0.5) / 2000).tolist()), [0.2], axis=1
+    )
     truth_BHC = many[0]
-    grid_SBHC = np.moveaxis(made.distribution.quantile(((np.arange(2000) + 0.5) / 2000).tolist()), 1, 0)
-    np.testing.assert_allclose(made.distribution.crps(truth_BHC), crps(grid_SBHC, truth_BHC), rtol=0.01)
+    grid_SBHC = np.moveaxis(
+        made.distribution.quantile(((np.arange(2000) + 0.5) / 2000).tolist()), 1, 0
+    )
+    np.testing.assert_allclose(
+        made.distribution.crps(truth_BHC), crps(grid_SBHC, truth_BHC), rtol=0.01
+    )
 
 
 @pytest.mark.parametrize("direct", [False, True])
@@ -181,7 +197,11 @@ def test_windows_in_batches_equal_all_at_once():
     parts, found = parts_with(horizon=8), held_out_windows(load_series(config().data), 8)
     scored = []
     for size in (1000, 16, 7):
-        generator, scores, quantiles = torch.Generator().manual_seed(3), ScoreAccumulator([0.1, 0.5, 0.9]), []
+        generator, scores, quantiles = (
+            torch.Generator().manual_seed(3),
+            ScoreAccumulator([0.1, 0.5, 0.9]),
+            [],
+        )
         for batch in found.batches(size):
             made = forecast(parts, batch, 8, generator=generator, direct=True)
             quantiles.append(made.distribution.quantile([0.1, 0.5, 0.9]))
@@ -201,7 +221,9 @@ def test_windows_in_batches_equal_all_at_once():
 
 def test_a_direct_head_which_is_too_short_is_reported():
     batch = only(histories(np.arange(48.0).reshape(24, 2), 7))
-    with pytest.raises(ValueError, match=r"direct head reaches 6 steps: train one with codec\.horizon=7"):
+    with pytest.raises(
+        ValueError, match=r"direct head reaches 6 steps: train one with codec\.horizon=7"
+    ):
         forecast(parts_with(horizon=6), batch, 7, direct=True)
 
 
@@ -214,7 +236,9 @@ def test_histories_are_as_long_as_the_model_allows():
     assert found.names == ["a", "b"]
     assert found.symbol_BL.shape == (2, 14, 1, 5)
     assert found.symbol_BL[1, :, 0, 0].tolist() == list(np.arange(33.0, 60.0, 2))
-    with pytest.raises(ValueError, match=r"x\.csv has 1 rows: expected more than .* full history of 14"):
+    with pytest.raises(
+        ValueError, match=r"x\.csv has 1 rows: expected more than .* full history of 14"
+    ):
         histories(np.zeros((1, 1)), 10)
     with pytest.raises(ValueError, match=r"column 'a' of x\.csv holds no value"):
         histories(np.full((30, 1), np.nan), 10)
@@ -224,33 +248,54 @@ def test_histories_of_different_lengths_are_in_different_batches():
     long, short, same = (Recording(name, [""], np.arange(float(n))[:, None]) for name, n in
                          (("long", 40), ("short", 11), ("same", 35)))  # fmt: skip
     batches = list(last_windows([long, short, same], config(), 10).batches(8))
-    assert [(batch.names, batch.symbol_BL.shape[1]) for batch in batches] == [(["short"], 11), (["long", "same"], 14)]
+    assert [(batch.names, batch.symbol_BL.shape[1]) for batch in batches] == [
+        (["short"], 11),
+        (["long", "same"], 14),
+    ]
     one_each = [batch.names for batch in last_windows([long, short, same], config(), 10).batches(1)]
     assert one_each == [["short"], ["long"], ["same"]]
 
 
 def test_the_command(tiny_settings, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    settings = tiny_settings | SERIES | {"validation": {"every_symbols": 2000, "sequences": 4, "batch_size": 4}}
-    words = [f"{section}.{key}={value}" for section, of in settings.items() for key, value in of.items()]
+    settings = (
+        tiny_settings
+        | SERIES
+        | {"validation": {"every_symbols": 2000, "sequences": 4, "batch_size": 4}}
+    )
+    words = [
+        f"{section}.{key}={value}" for section, of in settings.items() for key, value in of.items()
+    ]
     run_command("train", ["with", *words])
     found = run_command(
-        "forecast", ["with", "run=runs/1", "horizon=6", "samples=4", "windows=2", "season=5", "json=f.json"]
+        "forecast",
+        ["with", "run=runs/1", "horizon=6", "samples=4", "windows=2", "season=5", "json=f.json"],
     )
     told = json.loads((tmp_path / "f.json").read_text())
     assert told["scores"] == json.loads(json.dumps(found))
     assert len(told["forecasts"]) == 2
-    assert [len(each) for each in (told["forecasts"][0]["mean"], told["forecasts"][0]["truth"])] == [6, 6]
+    assert [
+        len(each) for each in (told["forecasts"][0]["mean"], told["forecasts"][0]["truth"])
+    ] == [6, 6]
     assert list(told["forecasts"][0]["quantiles"]) == ["0.1", "0.5", "0.9"]
     assert found["windows"] == 2
     assert found["crps"] > 0
     assert list(found["against"]) == ["last value", "season 5", "mean"]
     said = capsys.readouterr()
-    for words in ("against what came", "against season 5", "of 4 drawn continuations", "2 of 105 windows, 6 steps"):
+    for words in (
+        "against what came",
+        "against season 5",
+        "of 4 drawn continuations",
+        "2 of 105 windows, 6 steps",
+    ):
         assert words in " ".join(said.out.split())
-    rows = "date,a,b\n" + "".join(f"2020-01-{day:02} 00:00:00,{day},{-day}\n" for day in range(1, 29))
+    rows = "date,a,b\n" + "".join(
+        f"2020-01-{day:02} 00:00:00,{day},{-day}\n" for day in range(1, 29)
+    )
     (tmp_path / "my.csv").write_text(rows)
-    run_command("forecast", ["with", "run=runs/1", "csv=my.csv", "horizon=6", "samples=4", "out=mine"])
+    run_command(
+        "forecast", ["with", "run=runs/1", "csv=my.csv", "horizon=6", "samples=4", "out=mine"]
+    )
     with (tmp_path / "mine.csv").open() as file:
         told = list(csv.DictReader(file))
     assert [row["series"] for row in told] == ["a"] * 6 + ["b"] * 6
@@ -258,9 +303,13 @@ def test_the_command(tiny_settings, tmp_path, monkeypatch, capsys):
     assert told[0]["date"] == "2020-01-29 00:00:00"
     assert all(float(row["q0.1"]) <= float(row["q0.5"]) <= float(row["q0.9"]) for row in told)
     assert (tmp_path / "mine.png").stat().st_size > 5000
-    with pytest.raises(ValueError, match=r"direct head is missing: train one with codec\.horizon=6"):
+    with pytest.raises(
+        ValueError, match=r"direct head is missing: train one with codec\.horizon=6"
+    ):
         run_command("forecast", ["with", "run=runs/1", "horizon=6", "direct=True"])
-    with pytest.raises(UserError, match=r"1,000,000,000,000 samples of a forecast would need at least .* GiB"):
+    with pytest.raises(
+        UserError, match=r"1,000,000,000,000 samples of a forecast would need at least .* GiB"
+    ):
         run_command("forecast", ["with", "run=runs/1", "horizon=6", "windows=2", "samples=1e12"])
     with pytest.raises(UserError, match=r"season = 19: expected 1 to 18"):
         run_command("forecast", ["with", "run=runs/1", "horizon=6", "season=19"])
@@ -278,7 +327,11 @@ def test_the_command(tiny_settings, tmp_path, monkeypatch, capsys):
 
 def test_text_has_no_forecast(tiny_settings, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = [f"{section}.{key}={value}" for section, of in tiny_settings.items() for key, value in of.items()]
+    words = [
+        f"{section}.{key}={value}"
+        for section, of in tiny_settings.items()
+        for key, value in of.items()
+    ]
     run_command("train", ["with", *words])
     with pytest.raises(ValueError, match="expected series, this command knows nothing else"):
         run_command("forecast", ["with", "run=runs/1"])

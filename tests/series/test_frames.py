@@ -22,7 +22,13 @@ def model(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("run")
     series = {"context": 4, "count": 6, "length": 300, "dwell": 8}
-    data = {"kind": "series", "source": "regimes", "seq_len": 32, "validation": 0.2, "options": series}
+    data = {
+        "kind": "series",
+        "source": "regimes",
+        "seq_len": 32,
+        "validation": 0.2,
+        "options": series,
+    }
     of = tiny_settings() | {"data": data, "codec": {"name": "series", "horizon": 6}}
     train(resolve([], of), folder / "checkpoints", lambda *_: None)
     return tokenv.load(folder)
@@ -51,13 +57,17 @@ def test_many_series_of_different_length_are_continued(model):
     assert list(found.columns) == ["unique_id", "ds", "mean", "q0.05", "q0.5", "q0.95"]
     assert found["unique_id"].tolist() == [name for name in "bac" for _ in range(5)]
     assert found["ds"].tolist() == [
-        day for length in (60, 20, 45) for day in pd.date_range("2024-01-30", periods=length + 5, freq="D")[length:]
+        day
+        for length in (60, 20, 45)
+        for day in pd.date_range("2024-01-30", periods=length + 5, freq="D")[length:]
     ]
     assert (found["q0.05"] < found["q0.5"]).all()
     assert (found["q0.5"] < found["q0.95"]).all()
     alone = model.forecast(frame[frame["unique_id"] == "a"], horizon=5, quantiles=[0.5])
     assert alone.shape == (5, 4)
-    pd.testing.assert_frame_equal(found, model.forecast(frame, horizon=5, quantiles=[0.05, 0.5, 0.95]))
+    pd.testing.assert_frame_equal(
+        found, model.forecast(frame, horizon=5, quantiles=[0.05, 0.5, 0.95])
+    )
 
 
 def test_wide_frames_and_those_without_dates(model):
@@ -68,14 +78,24 @@ def test_wide_frames_and_those_without_dates(model):
     assert np.isfinite(found[["mean", "q0.1", "q0.5", "q0.9"]].to_numpy()).all()
 
 
-@given(st.permutations(range(90)), st.sampled_from(["int64", "int32", "float64", "object", "category", "str"]))
+@given(
+    st.permutations(range(90)),
+    st.sampled_from(["int64", "int32", "float64", "object", "category", "str"]),
+)
 @settings(max_examples=12, deadline=None)
 def test_rows_in_any_order_and_names_of_any_type(model, order, kind):
     """A shuffled frame is forecast as the sorted one is; the series come in its order, with names of its type."""
-    frame = long(**{"3": 30, "12": 30, "7": 30}).astype({"unique_id": "int64"}).astype({"unique_id": kind})
+    frame = (
+        long(**{"3": 30, "12": 30, "7": 30})
+        .astype({"unique_id": "int64"})
+        .astype({"unique_id": kind})
+    )
     shuffled = frame.iloc[order]
     for method, options in ((model.forecast, {}), (model.cross_validate, {"windows": 2})):
-        expected, found = method(frame, 5, samples=4, **options), method(shuffled, 5, samples=4, **options)
+        expected, found = (
+            method(frame, 5, samples=4, **options),
+            method(shuffled, 5, samples=4, **options),
+        )
         assert found["unique_id"].dtype == expected["unique_id"].dtype == frame["unique_id"].dtype
         assert found["unique_id"].unique().tolist() == shuffled["unique_id"].unique().tolist()
         by = ["unique_id", *(["cutoff"] if options else []), "ds"]
@@ -88,7 +108,9 @@ def test_names_and_dates_may_be_an_index(model):
     expected = model.forecast(frame, 5)
     for index in ("unique_id", "ds", ["unique_id", "ds"]):
         pd.testing.assert_frame_equal(model.forecast(frame.set_index(index), 5), expected)
-    wide = long(b=60, a=60).pivot(index="ds", columns="unique_id", values="y").set_axis([1, 2], axis=1)
+    wide = (
+        long(b=60, a=60).pivot(index="ds", columns="unique_id", values="y").set_axis([1, 2], axis=1)
+    )
     expected = model.forecast(wide, 5)
     assert expected["unique_id"].tolist() == [1] * 5 + [2] * 5
     for name in ("date", "ds", "timestamp", "Datetime"):  # as of the Numenta Anomaly Benchmark
@@ -103,10 +125,18 @@ def test_mistakes_are_reported(model):
     gap = frame.drop(index=10)
     twice = pd.concat([frame, frame.iloc[[45]]], ignore_index=True).sort_values(["unique_id", "ds"])
     cases = [
-        (gap, {}, "series 'a': the date .* is 2 days.* after that of the row before; expected 1 day"),
+        (
+            gap,
+            {},
+            "series 'a': the date .* is 2 days.* after that of the row before; expected 1 day",
+        ),
         (twice, {}, "series 'b': the date .* is that of the row before"),
         (wide.iloc[::-1], {}, "frame row 1: the date .* is earlier than that of the row before"),
-        (wide.set_index("ds").iloc[[0, 0, *range(1, 40)]], {}, "frame row 1: the date .* is that of the row before"),
+        (
+            wide.set_index("ds").iloc[[0, 0, *range(1, 40)]],
+            {},
+            "frame row 1: the date .* is that of the row before",
+        ),
         ({"a": [1]}, {}, "frame is a dict: expected a pandas.DataFrame"),
         (frame["y"], {}, "frame is a Series: expected a pandas.DataFrame"),
         (frame, {"future": [1]}, "future is a list: expected a pandas.DataFrame"),
@@ -115,10 +145,18 @@ def test_mistakes_are_reported(model):
         (frame.assign(y="x"), {}, "frame row 0, series 'a', column 'y': 'x' is no number"),
         (frame.drop(columns="ds"), {}, "frame has no date column 'date' but unique_id, y"),
         (frame.assign(ds=pd.NaT), {}, "column 'ds': None is no date"),
-        (frame, {"horizon": 7, "direct": True}, r"direct head reaches 6 steps: train one with codec\.horizon=7"),
+        (
+            frame,
+            {"horizon": 7, "direct": True},
+            r"direct head reaches 6 steps: train one with codec\.horizon=7",
+        ),
         (frame, {"horizon": 28}, "horizon = 28: expected 1 to 27"),
         (frame, {"quantiles": [0.9, 0.1]}, "quantiles = "),
-        (frame, {"samples": 0, "direct": False}, "samples = 0: expected a whole number of at least 2"),
+        (
+            frame,
+            {"samples": 0, "direct": False},
+            "samples = 0: expected a whole number of at least 2",
+        ),
         (frame, {"horizon": 8, "samples": 1}, "samples = 1: expected a whole number of at least 2"),
         (frame.iloc[:0], {}, "frame has no row"),
     ]
@@ -138,7 +176,9 @@ def test_a_window_is_forecast_as_a_frame_which_ends_at_its_cutoff(model, direct)
     found = model.cross_validate(frame, 5, **options)
     assert list(found.columns) == ["unique_id", "ds", "cutoff", "y", "mean", "q0.1", "q0.9"]
     seen = pd.concat([each[:-5] for _, each in frame.groupby("unique_id", sort=False)])
-    pd.testing.assert_frame_equal(found.drop(columns=["cutoff", "y"]), model.forecast(seen, 5, **options))
+    pd.testing.assert_frame_equal(
+        found.drop(columns=["cutoff", "y"]), model.forecast(seen, 5, **options)
+    )
     last = seen.groupby("unique_id")["ds"].max()
     assert (found["cutoff"] == found["unique_id"].map(last)).all()
 
@@ -176,7 +216,10 @@ def test_windows_that_do_not_fit_are_refused(model):
     for options, message in (
         ({"windows": 0}, "windows = 0: expected a whole number of at least 1"),
         ({"windows": 2, "step": 0}, "step = 0: expected a whole number of at least 1"),
-        ({"windows": 8}, "a has 40 rows: expected more than .* besides the 40 of 8 windows.*choose fewer windows"),
+        (
+            {"windows": 8},
+            "a has 40 rows: expected more than .* besides the 40 of 8 windows.*choose fewer windows",
+        ),
     ):
         with pytest.raises(UserError, match=message):
             model.cross_validate(frame, 5, **options)
@@ -185,7 +228,15 @@ def test_windows_that_do_not_fit_are_refused(model):
 def scored(margin_of, rows=40):
     dice = np.random.default_rng(1)
     parts = [
-        pd.DataFrame({"unique_id": name, "mean": 0.0, "q0.1": -1.0, "q0.9": 1.0, "y": margin * dice.normal(size=rows)})
+        pd.DataFrame(
+            {
+                "unique_id": name,
+                "mean": 0.0,
+                "q0.1": -1.0,
+                "q0.9": 1.0,
+                "y": margin * dice.normal(size=rows),
+            }
+        )
         for name, margin in margin_of.items()
     ]
     return pd.concat(parts, ignore_index=True)
@@ -200,14 +251,17 @@ def test_conformal_intervals_cover_exactly_the_rank_of_their_scores(level, lower
     rank = int(np.ceil(41 * level / 100))
     assert (found[f"mean-lo-{level}"] <= found[f"mean-hi-{level}"]).all()
     for name, share in inside.groupby(table["unique_id"]).sum().items():
-        assert share == rank or (name == "a" and share > rank)  # a's interval would have shrunk below its middle
+        # a's interval would have shrunk below its middle
+        assert share == rank or (name == "a" and share > rank)
 
 
 def test_conformal_coverage_of_exchangeable_rows_is_the_level():
     """Check the mean coverage over many calibrations: between the level and the level + 1 / (n + 1)."""
     dice, level, n, found = np.random.default_rng(0), 80, 9, []
     for _ in range(400):
-        draw = pd.DataFrame({"unique_id": "a", "q0.1": 0.0, "q0.9": 0.0, "y": dice.normal(size=n + 50)})
+        draw = pd.DataFrame(
+            {"unique_id": "a", "q0.1": 0.0, "q0.9": 0.0, "y": dice.normal(size=n + 50)}
+        )
         future = tokenv.conformal_intervals(draw[n:], draw[:n], level=level)
         found.append(future["y"].between(future["mean-lo-80"], future["mean-hi-80"]).mean())
     assert np.mean(found) == pytest.approx(0.8, abs=0.03)
@@ -217,9 +271,13 @@ def test_a_library_scores_frames_as_they_are(model):
     """Check against utilsforecast: squared errors of the mean, and the share of values inside conformal intervals."""
     known = model.cross_validate(long(a=120, b=90), 5, windows=12)
     found = tokenv.conformal_intervals(known, known, level=75).drop(columns="cutoff")
-    score = evaluate(found, [mse, coverage], ["mean"], level=[75]).set_index(["metric", "unique_id"])["mean"]
+    score = evaluate(found, [mse, coverage], ["mean"], level=[75]).set_index(
+        ["metric", "unique_id"]
+    )["mean"]
     for name, of_series in found.groupby("unique_id"):
-        assert score["mse", name] == pytest.approx(np.square(of_series["mean"] - of_series["y"]).mean())
+        assert score["mse", name] == pytest.approx(
+            np.square(of_series["mean"] - of_series["y"]).mean()
+        )
         inside = of_series["y"].between(of_series["mean-lo-75"], of_series["mean-hi-75"]).mean()
         assert score["coverage_level75", name] == pytest.approx(inside)
 
@@ -228,9 +286,19 @@ def test_conformal_mistakes_are_reported():
     table = scored({"a": 1.0})
     for forecast, calibration, options, message in (
         (table, table, {"level": 100}, "level = 100: expected a coverage in percent"),
-        (table, table.drop(columns="y"), {}, "calibration has no column 'y' but unique_id, mean, q0.1, q0.9"),
+        (
+            table,
+            table.drop(columns="y"),
+            {},
+            "calibration has no column 'y' but unique_id, mean, q0.1, q0.9",
+        ),
         (table, table, {"lower": "low"}, "forecast has no column 'low'"),
-        (table, table[:3], {}, "calibration has 3 known rows of series 'a': expected at least 4 for level = 80"),
+        (
+            table,
+            table[:3],
+            {},
+            "calibration has 3 known rows of series 'a': expected at least 4 for level = 80",
+        ),
         (scored({"b": 1.0}), table, {}, "calibration has 0 known rows of series 'b'"),
     ):
         with pytest.raises(UserError, match=message):

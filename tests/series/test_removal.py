@@ -48,7 +48,12 @@ def without_series(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1"}
     return subprocess.run(
-        [sys.executable, *command], cwd=folder, env=environment, capture_output=True, text=True, check=False
+        [sys.executable, *command],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
     )
 
 
@@ -66,7 +71,11 @@ def test_the_tests_of_the_core_pass_without_series(without_series: Path) -> None
     files = []
     for name in FOLDERS:
         for file in sorted((without_series / "tests" / name).glob("test_*.py")):
-            if not re.search(r"series|gymnasium|tokenv\.(cli|compare|library|lab)", file.read_text(), re.IGNORECASE):
+            if not re.search(
+                r"series|gymnasium|tokenv\.(cli|compare|library|lab)",
+                file.read_text(),
+                re.IGNORECASE,
+            ):
                 files.append(str(file))
     assert len(files) > 20
     done = run(without_series, "-m", "pytest", "-q", "-x", "-p", "blocked", *files)

@@ -20,7 +20,12 @@ def batch_of(truth_BHC, scale=1.0, clusters=None):
                     np.full(channels, scale))  # fmt: skip
     cluster_B = torch.arange(count) if clusters is None else torch.as_tensor(clusters)
     return ContextBatch(
-        ["x"] * count, [series] * count, torch.zeros(count, 4, channels, 5), [None] * count, truth_BHC, cluster_B
+        ["x"] * count,
+        [series] * count,
+        torch.zeros(count, 4, channels, 5),
+        [None] * count,
+        truth_BHC,
+        cluster_B,
     )
 
 
@@ -34,7 +39,12 @@ def added(law, batch, points, parts):
         some = ContextBatch(batch.names[chosen], batch.series[chosen], batch.symbol_BL[chosen], batch.date_BN[chosen],
                      batch.truth_BHC[chosen], batch.cluster_B[chosen])  # fmt: skip
         mine = rows(law, chosen)
-        scores.add(mine, mine.quantile(QUANTILES), some, {name: value[chosen] for name, value in points.items()})
+        scores.add(
+            mine,
+            mine.quantile(QUANTILES),
+            some,
+            {name: value[chosen] for name, value in points.items()},
+        )
     return scores.result()
 
 
@@ -49,8 +59,14 @@ def test_batches_add_up_and_leave_out_missing_values():
     for parts in ([slice(0, 4), slice(4, 9)], [slice(i, i + 1) for i in range(9)]):
         found = added(law, batch, points, parts)
         assert found.against == whole.against
-        np.testing.assert_allclose([*vars(found).values()][:7], [*vars(whole).values()][:7], rtol=1e-12)
-        assert (found.below, found.inside, found.inside_error) == (whole.below, whole.inside, whole.inside_error)
+        np.testing.assert_allclose(
+            [*vars(found).values()][:7], [*vars(whole).values()][:7], rtol=1e-12
+        )
+        assert (found.below, found.inside, found.inside_error) == (
+            whole.below,
+            whole.inside,
+            whole.inside_error,
+        )
     squares, inside = [], []
     for row in (0, 1, 2, 4, 5, 6, 7, 8):
         seen = slice(0, 2) if row == 0 else slice(None)
@@ -75,9 +91,16 @@ def test_a_true_density_has_its_coverage():
     )
     truth_BHC = 3 + 2 * np.random.default_rng(0).normal(size=(count, 5, 1))
     scores = ScoreAccumulator(QUANTILES)
-    scores.add(law, law.quantile(QUANTILES), batch_of(truth_BHC, scale=2.0), {"far": np.full((count, 5, 1), 5.0)})
+    scores.add(
+        law,
+        law.quantile(QUANTILES),
+        batch_of(truth_BHC, scale=2.0),
+        {"far": np.full((count, 5, 1), 5.0)},
+    )
     found = scores.result()
-    np.testing.assert_allclose(law.quantile(QUANTILES)[0, :, 0, 0], 3 + 2 * norm.ppf(QUANTILES), rtol=1e-12)
+    np.testing.assert_allclose(
+        law.quantile(QUANTILES)[0, :, 0, 0], 3 + 2 * norm.ppf(QUANTILES), rtol=1e-12
+    )
     np.testing.assert_allclose(found.below, QUANTILES, atol=4 * 0.5 / 20_000**0.5)
     assert found.inside == pytest.approx(0.8, abs=4 * found.inside_error)
     assert 0 < found.inside_error < 0.005

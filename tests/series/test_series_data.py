@@ -42,7 +42,9 @@ def table(rows=ROWS, seed=0):
 
 def write_csv(path, columns):
     rows = zip(*columns.values(), strict=True)
-    path.write_text("\n".join([",".join(columns), *(",".join(map(str, row)) for row in rows)]) + "\n")
+    path.write_text(
+        "\n".join([",".join(columns), *(",".join(map(str, row)) for row in rows)]) + "\n"
+    )
     return path
 
 
@@ -60,8 +62,11 @@ def first_rows(batch, channel=0):
 
 def test_symbols_hold_the_last_value_that_is_not_missing():
     value = np.array([np.nan, 2.0, np.nan, np.nan, 5.0, 6.0])[None, :, None]
-    symbol = normalise_window(value, 2, mean_BC=np.array([[9.0]]), std_BC=np.ones((1, 1)), floor=0.1)
-    assert symbol[0, :, 0, 4].tolist() == [2.0, 2.0, 2.0, 2.0, 2.0, 5.0]  # the location, 2, where there is none before
+    symbol = normalise_window(
+        value, 2, mean_BC=np.array([[9.0]]), std_BC=np.ones((1, 1)), floor=0.1
+    )
+    # the location, 2, where there is none before
+    assert symbol[0, :, 0, 4].tolist() == [2.0, 2.0, 2.0, 2.0, 2.0, 5.0]
     assert symbol[0, :, 0, 1].tolist() == [2.0] * 6
 
 
@@ -78,10 +83,14 @@ def test_every_column_is_a_series_of_its_own(csv_file):
 
 
 def test_columns_can_be_chosen_and_joined(csv_file):
-    assert [s.name for s in load_series(make_config(csv_file, columns="b")).series] == ["mine.csv b"]
+    assert [s.name for s in load_series(make_config(csv_file, columns="b")).series] == [
+        "mine.csv b"
+    ]
     (series,) = load_series(make_config(csv_file, columns=["b", "a"], joint=True)).series
     assert_array_equal(series.value_LC, np.array([table()["b"], table()["a"]]).T)
-    assert load_corpus(make_config(csv_file, columns=["b", "a"], joint=True)).train().next(3).symbol_BN.shape == (
+    assert load_corpus(make_config(csv_file, columns=["b", "a"], joint=True)).train().next(
+        3
+    ).symbol_BN.shape == (
         3,
         16,
         2,
@@ -92,7 +101,9 @@ def test_columns_can_be_chosen_and_joined(csv_file):
 def test_parquet_and_csv_hold_the_same(csv_file, tmp_path):
     path = tmp_path / "mine.parquet"
     pq.write_table(pa.table(table()), path)
-    for one, other in zip(*(load_series(make_config(p)).series for p in (csv_file, path)), strict=True):
+    for one, other in zip(
+        *(load_series(make_config(p)).series for p in (csv_file, path)), strict=True
+    ):
         assert_array_equal(one.value_LC, other.value_LC)
         assert one.borders == other.borders
 
@@ -100,7 +111,10 @@ def test_parquet_and_csv_hold_the_same(csv_file, tmp_path):
 def test_rows_that_hold_lists_are_series(tmp_path, monkeypatch):
     columns = {
         "id": ["x", "y"],
-        "target": [[float(i) for i in range(100)], [float(-i) if i % 7 else None for i in range(80)]],
+        "target": [
+            [float(i) for i in range(100)],
+            [float(-i) if i % 7 else None for i in range(80)],
+        ],
     }
     path = tmp_path / "many.parquet"
     pq.write_table(pa.table(columns), path)
@@ -138,14 +152,17 @@ def test_missing_values_are_nan(tmp_path, written):
 
 def test_a_signalling_nan_of_a_binary_file_is_a_missing_value(tmp_path):
     value_L = np.arange(90, dtype=np.float64)
-    value_L.view(np.uint64)[3] = 0x7FF0000000000001  # arithmetic with it warns, and warnings are errors here
+    # arithmetic with it warns, and warnings are errors here
+    value_L.view(np.uint64)[3] = 0x7FF0000000000001
     path = tmp_path / "x.parquet"
     pq.write_table(pa.table({"target": pa.array(value_L)}), path)
     value_LC = load_series(make_config(path, columns="target", date=None)).series[0].value_LC
     assert np.isnan(value_LC[:, 0] - 1).nonzero()[0].tolist() == [3]
 
 
-@pytest.mark.parametrize("layout", ["2016/07/{d:02d} {h:02d}:00", "{d:02d}.07.2016 {h:02d}:00", "{i}"])
+@pytest.mark.parametrize(
+    "layout", ["2016/07/{d:02d} {h:02d}:00", "{d:02d}.07.2016 {h:02d}:00", "{i}"]
+)
 def test_dates_come_in_several_layouts(tmp_path, layout):
     columns = table() | {"date": [layout.format(d=1 + i // 24, h=i % 24, i=i) for i in range(ROWS)]}
     assert len(load_series(make_config(write_csv(tmp_path / "x.csv", columns))).series) == 2
@@ -271,7 +288,9 @@ def test_synthetic_series_change_where_they_say(source):
     again = load_series(config)
     assert again.fingerprint == data.fingerprint
     assert_array_equal(again.series[3].value_LC, data.series[3].value_LC)
-    other = DataConfig(kind="series", source=source, seq_len=16, validation=0.2, seed=1, options=config.options)
+    other = DataConfig(
+        kind="series", source=source, seq_len=16, validation=0.2, seed=1, options=config.options
+    )
     assert load_series(other).fingerprint != data.fingerprint
     batch = load_corpus(config).validation(5)
     assert batch.gold_BN.shape == (5, 16)
@@ -280,8 +299,12 @@ def test_synthetic_series_change_where_they_say(source):
 def test_levels_change_only_at_change_points():
     data = load_series(make_config("regimes", count=30, length=600))
     jump = [np.abs(np.diff(series.value_LC[:, 0])) for series in data.series]
-    at = np.concatenate([j[series.gold_L[:-1]] for j, series in zip(jump, data.series, strict=True)])
-    elsewhere = np.concatenate([j[~series.gold_L[:-1]] for j, series in zip(jump, data.series, strict=True)])
+    at = np.concatenate(
+        [j[series.gold_L[:-1]] for j, series in zip(jump, data.series, strict=True)]
+    )
+    elsewhere = np.concatenate(
+        [j[~series.gold_L[:-1]] for j, series in zip(jump, data.series, strict=True)]
+    )
     assert np.median(at) > 5 * np.median(elsewhere)
 
 
@@ -325,9 +348,14 @@ def test_a_constant_series_is_taken_as_it_is(tmp_path):
 def test_windows_without_a_value_that_counts_are_left_out(tmp_path):
     columns = table()
     columns["a"][30:70] = [""] * 40
-    batch = load_corpus(make_config(write_csv(tmp_path / "x.csv", columns), columns="a")).train().next(200)
+    batch = (
+        load_corpus(make_config(write_csv(tmp_path / "x.csv", columns), columns="a"))
+        .train()
+        .next(200)
+    )
     assert (~np.isnan(first_rows(batch)[:, 4:])).any(1).all()
-    assert np.isnan(first_rows(batch)[:, :4]).all(1).any()  # a context alone may miss: the whole training range frames
+    # a context alone may miss: the whole training range frames
+    assert np.isnan(first_rows(batch)[:, :4]).all(1).any()
     assert not batch.symbol_BN[..., 1:].isnan().any()
 
 
@@ -336,7 +364,9 @@ def changed(**columns):
 
 
 def at(column, row, value):
-    return lambda: table() | {column: [value if i == row else x for i, x in enumerate(table()[column])]}
+    return lambda: (
+        table() | {column: [value if i == row else x for i, x in enumerate(table()[column])]}
+    )
 
 
 @pytest.mark.parametrize(
@@ -346,8 +376,16 @@ def at(column, row, value):
         (lambda: table(1), {}, r"no training window: its longest series, 'x.csv a', has 1 steps"),
         (lambda: table(0), {}, r"no training window: .* has 0 steps"),
         (lambda: table(30), {}, r"no validation window: .*lower data.seq_len, or"),
-        (at("date", 7, "2016-07-01 02:00:00"), {}, r"x.csv line 9: the date .* is earlier than .* sort the rows by"),
-        (at("date", 7, "2016-07-01 06:00:00"), {}, r"x.csv line 9: the date 2016-07-01 06:00:00 is that of the row"),
+        (
+            at("date", 7, "2016-07-01 02:00:00"),
+            {},
+            r"x.csv line 9: the date .* is earlier than .* sort the rows by",
+        ),
+        (
+            at("date", 7, "2016-07-01 06:00:00"),
+            {},
+            r"x.csv line 9: the date 2016-07-01 06:00:00 is that of the row",
+        ),
         (
             changed(date=[f"2016-07-{1 + i // 20:02d} {i % 20:02d}:00:00" for i in range(ROWS)]),
             {},
@@ -358,11 +396,27 @@ def at(column, row, value):
         (at("b", 5, "high"), {}, r"x.csv line 7, column 'b': 'high' is no number"),
         (at("b", 5, "inf"), {}, r"x.csv line 7, column 'b': 'inf' is not finite"),
         (at("b", 5, "1,2"), {}, r"x.csv line 7 has 4 cells; expected 3 as in the header"),
-        (table, {"columns": ["a", "OTT"]}, r"has no column 'OTT', which data.options.columns names: it has date, a, b"),
-        (table, {"date": "time"}, r"has no date column 'time' but date, a, b: set data.options.date"),
+        (
+            table,
+            {"columns": ["a", "OTT"]},
+            r"has no column 'OTT', which data.options.columns names: it has date, a, b",
+        ),
+        (
+            table,
+            {"date": "time"},
+            r"has no date column 'time' but date, a, b: set data.options.date",
+        ),
         (lambda: {"date": table()["date"]}, {}, "has no value column"),
-        (table, {"date": None}, r"column 'date': '2016-07-01 00:00:00' is no number; .*name the value columns"),
-        (table, {"test": 0.8}, "data.validation is 0.2 and data.options.test 0.8; expected less than 1"),
+        (
+            table,
+            {"date": None},
+            r"column 'date': '2016-07-01 00:00:00' is no number; .*name the value columns",
+        ),
+        (
+            table,
+            {"test": 0.8},
+            "data.validation is 0.2 and data.options.test 0.8; expected less than 1",
+        ),
     ],
 )
 def test_bad_files_are_named(tmp_path, columns, series, message):
@@ -389,12 +443,24 @@ def test_missing_and_broken_files_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"source": "regimes"}, r"data.source is 'regimes', a series, .*set data.kind=series and codec.name=series"),
+        (
+            {"source": "regimes"},
+            r"data.source is 'regimes', a series, .*set data.kind=series and codec.name=series",
+        ),
         ({"source": "x.csv"}, r"data.source is 'x.csv', a series"),
-        ({"kind": "series"}, r"data.source is 'python'; expected of a series one of regimes, bursts, chirps"),
+        (
+            {"kind": "series"},
+            r"data.source is 'python'; expected of a series one of regimes, bursts, chirps",
+        ),
         ({"kind": "serie"}, r"data.kind = 'serie' is unknown: did you mean 'series'"),
-        ({"kind": "series", "source": "chirps", "seq_len": 32}, r"data.options.context is 32; expected less than"),
-        ({"kind": "series", "source": "chirps", "validation_source": "x.csv"}, r"data.validation_source is 'x.csv'"),
+        (
+            {"kind": "series", "source": "chirps", "seq_len": 32},
+            r"data.options.context is 32; expected less than",
+        ),
+        (
+            {"kind": "series", "source": "chirps", "validation_source": "x.csv"},
+            r"data.validation_source is 'x.csv'",
+        ),
     ],
 )
 def test_incompatible_options_are_rejected(options, message):

@@ -31,9 +31,19 @@ def of_run(folder, callbacks, **steps):
     value_LC = np.stack([season, np.roll(season, 2) ** 3], 1) + 0.3 * dice.normal(size=(700, 2))
     value_LC[dice.random(value_LC.shape) < 0.02] = np.nan
     pd.DataFrame(value_LC, columns=["a", "b"]).to_csv(folder / "waves.csv", index=False)
-    data = {"kind": "series", "source": str(folder / "waves.csv"), "seq_len": HISTORY + HORIZON, "validation": 0.2}
+    data = {
+        "kind": "series",
+        "source": str(folder / "waves.csv"),
+        "seq_len": HISTORY + HORIZON,
+        "validation": 0.2,
+    }
     data["options"] = {"context": HISTORY, "test": 0.1, "date": None, "columns": ["a", "b"]}
-    once = {"symbols": 10_000, "batch_size": 16, "gradient_accumulation_steps": 1, "learning_rate": 0.02}
+    once = {
+        "symbols": 10_000,
+        "batch_size": 16,
+        "gradient_accumulation_steps": 1,
+        "learning_rate": 0.02,
+    }
     codec = {"name": "series", "horizon": HORIZON, "direct": True, "linear_path": HISTORY}
     of = settings(data=data, train=once | steps) | {"callbacks": callbacks}
     return resolve([], of | {"codec": codec, "agent": {"name": "uniform"}})
@@ -46,7 +56,9 @@ def trained(folder, callbacks=SHRINK, **steps):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    return trained(tmp_path_factory.mktemp("shrunk")), trained(tmp_path_factory.mktemp("whole"), callbacks=[])
+    return trained(tmp_path_factory.mktemp("shrunk")), trained(
+        tmp_path_factory.mktemp("whole"), callbacks=[]
+    )
 
 
 def window_errors(run, factor):
@@ -54,15 +66,22 @@ def window_errors(run, factor):
     data, squares = load_series(run.config.data), []
     dlinear = fit_dlinear(data, HORIZON)
     for batch in held_out_windows(data, HORIZON, side="validation").batches(50):
-        base_BHC, mean_BHC = dlinear(batch), forecast(run.components, batch, HORIZON, direct=True).distribution.mean_BHC
+        base_BHC, mean_BHC = (
+            dlinear(batch),
+            forecast(run.components, batch, HORIZON, direct=True).distribution.mean_BHC,
+        )
         std_BC = np.stack([series.std_C for series in batch.series])
-        squares.append(((base_BHC + factor * (mean_BHC - base_BHC) - batch.truth_BHC) / std_BC[:, None]) ** 2)
+        squares.append(
+            ((base_BHC + factor * (mean_BHC - base_BHC) - batch.truth_BHC) / std_BC[:, None]) ** 2
+        )
     return np.nanmean(np.concatenate(squares))
 
 
 def test_the_factor_minimises_the_error_on_validation_windows(runs):
     (_, history), (whole, unshrunk) = runs
-    best = minimize_scalar(lambda factor: window_errors(whole, factor), bounds=(0, 1), method="bounded")
+    best = minimize_scalar(
+        lambda factor: window_errors(whole, factor), bounds=(0, 1), method="bounded"
+    )
     assert 0.05 < best.x < 0.95  # neither bound, which the next test is for
     (factor,) = history[LOGGED][1]
     assert factor == pytest.approx(best.x, abs=2e-3)
@@ -73,17 +92,26 @@ def test_means_are_shrunk_and_nothing_else(runs):
     (shrunk, history), (whole, _) = runs
     (factor,) = history[LOGGED][1]
     own, other = (run.components.state_dict() for run in (shrunk, whole))
-    assert {name for name in own if not torch.equal(own[name], other[name])} == {"lm.auxiliary_head.projection.weight"}
+    assert {name for name in own if not torch.equal(own[name], other[name])} == {
+        "lm.auxiliary_head.projection.weight"
+    }
     data = load_series(whole.config.data)
     batch = next(held_out_windows(data, HORIZON, 20).batches(20))
     base_BHC = fit_dlinear(data, HORIZON)(batch)
-    found, before = (forecast(run.components, batch, HORIZON, direct=True).distribution for run in (shrunk, whole))
-    np.testing.assert_allclose(found.mean_BHC, base_BHC + factor * (before.mean_BHC - base_BHC), rtol=1e-4, atol=1e-4)
+    found, before = (
+        forecast(run.components, batch, HORIZON, direct=True).distribution
+        for run in (shrunk, whole)
+    )
+    np.testing.assert_allclose(
+        found.mean_BHC, base_BHC + factor * (before.mean_BHC - base_BHC), rtol=1e-4, atol=1e-4
+    )
     width, width_before = (np.diff(each.quantile([0.1, 0.9]), axis=1) for each in (found, before))
     np.testing.assert_allclose(width, width_before, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("times", "expected"), [(0.8, 1 / 0.8), (3.0, 1 / 3), (0.05, None), (-1.0, 0.0)])
+@pytest.mark.parametrize(
+    ("times", "expected"), [(0.8, 1 / 0.8), (3.0, 1 / 3), (0.05, None), (-1.0, 0.0)]
+)
 def test_a_scaled_correction_has_the_inverse_factor_between_0_and_1(runs, times, expected):
     (_, history), (whole, _) = runs
     weight = whole.components.lm.auxiliary_head.projection.weight
@@ -99,7 +127,12 @@ def test_a_scaled_correction_has_the_inverse_factor_between_0_and_1(runs, times,
 
 def test_an_untrained_correction_is_left_as_it_is(tmp_path):
     run, history = trained(tmp_path, symbols=64, learning_rate=1e-30)
-    assert not run.components.lm.auxiliary_head.projection.weight.view(HORIZON, 3, -1)[:, 0].abs().max() > 1e-20
+    assert (
+        not run.components.lm.auxiliary_head.projection.weight.view(HORIZON, 3, -1)[:, 0]
+        .abs()
+        .max()
+        > 1e-20
+    )
     assert 0 <= history[LOGGED][1][0] <= 1
 
 
@@ -108,7 +141,10 @@ def test_an_untrained_correction_is_left_as_it_is(tmp_path):
     [
         ({"codec": {"linear_path": 0}}, "callbacks = shrink: expected codec.linear_path"),
         ({"hardware": {"fsdp_size": 2}}, "callbacks = shrink: expected hardware.fsdp_size=1"),
-        ({"codec": {"density": "bins"}}, "callbacks = shrink: expected codec.density = gaussian or student_t"),
+        (
+            {"codec": {"density": "bins"}},
+            "callbacks = shrink: expected codec.density = gaussian or student_t",
+        ),
     ],
 )
 def test_what_shrinkage_needs_is_asked_for(tmp_path, updates, message):

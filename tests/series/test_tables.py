@@ -15,7 +15,14 @@ from test_series_data import make_config, table, write_csv
 
 from tokenv.core.errors import UserError
 from tokenv.series.config import SeriesConfig
-from tokenv.series.tables import check_dates, extend_dates, parse_date, read_csv, read_frame, read_table
+from tokenv.series.tables import (
+    check_dates,
+    extend_dates,
+    parse_date,
+    read_csv,
+    read_frame,
+    read_table,
+)
 from tokenv.series.windows import load_series
 
 
@@ -34,7 +41,9 @@ def test_long_tables_are_a_series_for_every_name(tmp_path, kind):
     """They may differ in length, and come in any order of names."""
     columns = long_rows(one=200, a=150, three=20)
     order = np.argsort([name != "a" for name in columns["unique_id"]], kind="stable")
-    columns = {name: [values[i] for i in order] for name, values in columns.items()} | {"extra": [1.0] * len(order)}
+    columns = {name: [values[i] for i in order] for name, values in columns.items()} | {
+        "extra": [1.0] * len(order)
+    }
     if kind == "frame":
         recordings = read_frame(pd.DataFrame(columns), SeriesConfig())
     elif kind == "csv":
@@ -59,7 +68,10 @@ def test_wide_frames_are_read_as_files_are(tmp_path):
     csv_file = write_csv(tmp_path / "x.csv", table())
     frame_ = pd.read_csv(csv_file, parse_dates=["date"])
     for each in (frame_, frame_.set_index("date")):
-        (found,), (expected,) = read_frame(each, SeriesConfig()), read_table(csv_file, SeriesConfig())
+        (found,), (expected,) = (
+            read_frame(each, SeriesConfig()),
+            read_table(csv_file, SeriesConfig()),
+        )
         assert found.columns == expected.columns
         assert_array_equal(found.value_LC, expected.value_LC)
         assert found.date_L == expected.date_L
@@ -96,7 +108,9 @@ FORMS = (lambda each: each, str, lambda each: each.isoformat())
     st.sampled_from(FORMS),
 )
 def test_dates_of_all_years_go_on_at_their_frequency(first, frequency, count, form):
-    every = pd.date_range(pd.Timestamp(first.replace(microsecond=0)), periods=count + 3, freq=frequency)
+    every = pd.date_range(
+        pd.Timestamp(first.replace(microsecond=0)), periods=count + 3, freq=frequency
+    )
     read = read_dates(map(form, every[:count]))
     assert read == list(every[:count])
     assert extend_dates(read, 3) == list(every[count:])
@@ -118,7 +132,9 @@ def test_business_days_may_lack_holidays(data):
 
 
 def longest_run(numbers):
-    return max((sum(1 for _ in takewhile(lambda i: i in numbers, count(n))) for n in numbers), default=0)
+    return max(
+        (sum(1 for _ in takewhile(lambda i: i in numbers, count(n))) for n in numbers), default=0
+    )
 
 
 def test_other_gaps_are_no_holidays():
@@ -139,10 +155,17 @@ def test_other_gaps_are_no_holidays():
 ZONES = ("Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "UTC")
 
 
-@given(st.sampled_from(ZONES), st.integers(0, 900), st.sampled_from(["h", "30min", "15min"]), st.booleans())
+@given(
+    st.sampled_from(ZONES),
+    st.integers(0, 900),
+    st.sampled_from(["h", "30min", "15min"]),
+    st.booleans(),
+)
 def test_an_hour_may_be_repeated_if_its_offset_is_written(zone, hours, step, text):
     """Local times alone are told what to do; both changes of the clocks of 2024 lie in some of the spans."""
-    first = pd.Timestamp("2024-03-01" if hours % 2 else "2024-10-01", tz="UTC") + pd.Timedelta(hours=hours)
+    first = pd.Timestamp("2024-03-01" if hours % 2 else "2024-10-01", tz="UTC") + pd.Timedelta(
+        hours=hours
+    )
     every = pd.date_range(first, periods=300, freq=step).tz_convert(zone)
     known = [str(each) if text else each for each in every[:-3]]
     assert extend_dates(read_dates(known), 3) == list(every[-3:])
@@ -151,7 +174,9 @@ def test_an_hour_may_be_repeated_if_its_offset_is_written(zone, hours, step, tex
     if len(steps) == 1:
         assert read_dates(local) == list(local)
     else:
-        with pytest.raises(UserError, match="where clocks were changed, write dates in UTC or with their offset"):
+        with pytest.raises(
+            UserError, match="where clocks were changed, write dates in UTC or with their offset"
+        ):
             read_dates(local)
 
 

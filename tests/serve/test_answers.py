@@ -11,7 +11,14 @@ from tokenv.config.files import resolve
 from tokenv.core.checkpoints import list_complete
 from tokenv.core.conversion import from_dict
 from tokenv.core.errors import MissingFileError, UserError
-from tokenv.library.handlers import CACHED_MODELS, MAX_BYTES, ModelCache, SegmentRequest, render_page, segment_text
+from tokenv.library.handlers import (
+    CACHED_MODELS,
+    MAX_BYTES,
+    ModelCache,
+    SegmentRequest,
+    render_page,
+    segment_text,
+)
 from tokenv.training.trainer import train
 
 TEXT = "some <b>words</b> für\nall & none " * 3
@@ -44,33 +51,48 @@ def test_the_chosen_checkpoint_is_where_it_begins(shelf: ModelCache, tiny_run: P
     assert len(run["checkpoints"]) == 3
     assert run["checkpoints"][0]["description"].startswith("1,024 bytes of training, ")
     assert (
-        segment_text(shelf, SegmentRequest("ab"), seed=0)["runs"][0]["spans"]["step"] == run["checkpoints"][-1]["step"]
+        segment_text(shelf, SegmentRequest("ab"), seed=0)["runs"][0]["spans"]["step"]
+        == run["checkpoints"][-1]["step"]
     )
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.3, 0.6, 1.0])
 @pytest.mark.parametrize("threshold", [False, True])
-def test_the_rate_is_the_asked_one(shelf: ModelCache, tiny_run: Path, rate: float, threshold: bool) -> None:
-    (said,) = segment_text(shelf, SegmentRequest(TEXT, rate=rate, threshold=threshold), seed=0)["runs"]
+def test_the_rate_is_the_asked_one(
+    shelf: ModelCache, tiny_run: Path, rate: float, threshold: bool
+) -> None:
+    (said,) = segment_text(shelf, SegmentRequest(TEXT, rate=rate, threshold=threshold), seed=0)[
+        "runs"
+    ]
     drawn, wanted = sum(said["spans"]["boundary"]), rate * len(TEXT.encode())
     forced = -(-len(TEXT.encode()) // 32)  # one at the beginning of every piece
-    assert abs(drawn - max(wanted, forced)) <= (3 if threshold else 1)  # a boundary may bring others along
+    # a boundary may bring others along
+    assert abs(drawn - max(wanted, forced)) <= (3 if threshold else 1)
     plain = tokenv.load(tiny_run, checkpoint="latest").spans(TEXT, threshold=threshold)
     assert (said["spans"]["logit_bias"] > 0) == (drawn > sum(plain.boundaries))
-    higher = [one > other for one, other in zip(said["spans"]["probability"], plain.probabilities, strict=True)]
+    higher = [
+        one > other
+        for one, other in zip(said["spans"]["probability"], plain.probabilities, strict=True)
+    ]
     assert any(higher) == (drawn > sum(plain.boundaries))
 
 
 def test_probabilities_are_those_of_the_shifted_logits(tiny_run: Path) -> None:
     model = tokenv.load(tiny_run)
     moved = [model.spans(TEXT, seed=seed, rate=0.5) for seed in range(30)]
-    drawn, expected = (sum(sum(getattr(each, of)) for each in moved) for of in ("boundaries", "probabilities"))
+    drawn, expected = (
+        sum(sum(getattr(each, of)) for each in moved) for of in ("boundaries", "probabilities")
+    )
     assert drawn == pytest.approx(expected, rel=0.05)
 
 
 @pytest.mark.parametrize("agent", ["uniform", "whitespace"])
 def test_who_has_no_logits_cannot_be_moved(agent: str, tmp_path: Path, tiny_settings: dict) -> None:
-    train(resolve([], tiny_settings | {"agent": {"name": agent}}), tmp_path / "checkpoints", lambda *_: None)
+    train(
+        resolve([], tiny_settings | {"agent": {"name": agent}}),
+        tmp_path / "checkpoints",
+        lambda *_: None,
+    )
     shelf = ModelCache([str(tmp_path)], "best")
     (said,) = segment_text(shelf, SegmentRequest(TEXT, rate=0.3), seed=0)["runs"]
     assert "does not draw by logits" in said["error"]
@@ -92,11 +114,15 @@ def test_a_rate_that_is_none(tiny_run: Path, rate: float) -> None:
 def test_a_checkpoint_that_is_gone(shelf: ModelCache, tiny_run: Path) -> None:
     with pytest.raises(MissingFileError, match="reload the page"):
         shelf.model(str(tiny_run), "step-99999999")
-    (said,) = segment_text(shelf, SegmentRequest("ab", {str(tiny_run): "../../secret"}), seed=0)["runs"]
+    (said,) = segment_text(shelf, SegmentRequest("ab", {str(tiny_run): "../../secret"}), seed=0)[
+        "runs"
+    ]
     assert "has no checkpoint '../../secret' any more" in said["error"]
 
 
-def test_few_models_are_kept(shelf: ModelCache, tiny_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_models_are_kept(
+    shelf: ModelCache, tiny_run: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     names = [path.name for path in list_complete(tiny_run / "checkpoints")]
     first = shelf.model(str(tiny_run), names[0])
     assert shelf.model(str(tiny_run), names[0]) is first
@@ -111,7 +137,10 @@ def test_few_models_are_kept(shelf: ModelCache, tiny_run: Path, monkeypatch: pyt
     ("values", "said"),
     [
         ({"text": ""}, "the text is empty"),
-        ({"text": "é" * MAX_BYTES}, f"the text has {2 * MAX_BYTES:,} bytes: expected at most {MAX_BYTES:,}"),
+        (
+            {"text": "é" * MAX_BYTES},
+            f"the text has {2 * MAX_BYTES:,} bytes: expected at most {MAX_BYTES:,}",
+        ),
         ({"text": 5}, "expected text"),
         ({"text": "a", "rate": "much"}, "expected a number"),
         ({"text": "a", "rate": float("nan")}, "expected a"),
@@ -140,7 +169,15 @@ def test_the_page_is_whole_and_escapes_names(tiny_run: Path, tmp_path: Path) -> 
 def test_sliders_stand_above_what_they_change(shelf: ModelCache) -> None:
     """On a phone one thing stands below the other: the text, the rate, and the result, whose legend comes last."""
     shown = render_page(shelf, seed=0)
-    parts = ('id="text"', 'id="rate"', 'id="status"', 'id="runs"', 'class="legend"', 'class="choice"', 'class="drawn"')
+    parts = (
+        'id="text"',
+        'id="rate"',
+        'id="status"',
+        'id="runs"',
+        'class="legend"',
+        'class="choice"',
+        'class="drawn"',
+    )
     places = [shown.index(part) for part in parts]
     assert places == sorted(places)
 
@@ -153,13 +190,18 @@ def test_a_text_has_no_tab_stop_of_its_own(shelf: ModelCache) -> None:
 
 
 @pytest.mark.parametrize("rate", [None, 0.4])
-def test_pieces_of_a_text_are_cut_together(tiny_run: Path, rate: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_of_a_text_are_cut_together(
+    tiny_run: Path, rate: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     model, text = tokenv.load(tiny_run), "some words, and others " * 30
     passes: list[torch.Size] = []
     encode = model.lm.encode
-    monkeypatch.setattr(model.lm, "encode", lambda symbol_BN: passes.append(symbol_BN.shape) or encode(symbol_BN))
+    monkeypatch.setattr(
+        model.lm, "encode", lambda symbol_BN: passes.append(symbol_BN.shape) or encode(symbol_BN)
+    )
     together = model.spans(text, rate=rate)
-    assert len(passes) == (2 if rate is None else 4)  # whole pieces and the rest; a rate takes a search
+    # whole pieces and the rest; a rate takes a search
+    assert len(passes) == (2 if rate is None else 4)
     monkeypatch.setattr("tokenv.evaluation.evaluator.SYMBOLS_PER_PASS", 1)
     alone = model.spans(text, rate=rate)
     assert len(passes) > 20

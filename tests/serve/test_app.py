@@ -25,14 +25,26 @@ import tokenv
 from tokenv.cli.main import run_command
 from tokenv.core.errors import UserError
 from tokenv.library.handlers import MAX_BYTES, ModelCache
-from tokenv.library.server import LOCAL, MAX_BODY, MAX_WAITING, build_application, host_names, in_url, listen
+from tokenv.library.server import (
+    LOCAL,
+    MAX_BODY,
+    MAX_WAITING,
+    build_application,
+    host_names,
+    in_url,
+    listen,
+)
 
 pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+BROWSER = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 
 
-def ask(app: Any, path: str, body: bytes | None = None, **headers: str) -> tuple[int, dict[str, str], str]:
+def ask(
+    app: Any, path: str, body: bytes | None = None, **headers: str
+) -> tuple[int, dict[str, str], str]:
     """Send a request and wait for its answer."""
     return asyncio.run(request(app, path, body, **headers))
 
@@ -60,7 +72,10 @@ def test_a_text_is_answered_as_the_library_does(app: Any, tiny_run: Path) -> Non
     status, headers, text = ask(app, "/spans", json.dumps({"text": "für <b>alle</b>"}).encode())
     assert (status, headers["content-type"]) == (200, "application/json")
     (said,) = json.loads(text)["runs"]
-    assert said["spans"] == tokenv.load(tiny_run, checkpoint="latest").spans("für <b>alle</b>", seed=3).as_dict()
+    assert (
+        said["spans"]
+        == tokenv.load(tiny_run, checkpoint="latest").spans("für <b>alle</b>", seed=3).as_dict()
+    )
 
 
 @pytest.mark.parametrize(
@@ -89,12 +104,19 @@ def test_other_names_and_other_pages_are_refused(app: Any, tiny_run: Path) -> No
     assert ask(app, "/", host="evil.example")[0] == 400
     assert ask(app, "/spans", body, origin="http://evil.example")[0] == 403
     assert ask(app, "/spans", body, host="localhost:1", origin="http://localhost:1")[0] == 200
-    everywhere = build_application(ModelCache([str(tiny_run)], "latest"), names=host_names("0.0.0.0", "0.0.0.0"))
+    everywhere = build_application(
+        ModelCache([str(tiny_run)], "latest"), names=host_names("0.0.0.0", "0.0.0.0")
+    )
     assert ask(everywhere, "/", host="machine.example")[0] == 200
-    assert ask(everywhere, "/spans", body, host="machine.example", origin="http://evil.example")[0] == 403
+    assert (
+        ask(everywhere, "/spans", body, host="machine.example", origin="http://evil.example")[0]
+        == 403
+    )
 
 
-@pytest.mark.parametrize("origin", ["http://[", "", "null", "http://", "//[::1", "\xff://\xff", "127.0.0.1:8123"])
+@pytest.mark.parametrize(
+    "origin", ["http://[", "", "null", "http://", "//[::1", "\xff://\xff", "127.0.0.1:8123"]
+)
 def test_an_origin_that_is_no_url_is_refused(app: Any, origin: str) -> None:
     status, _, text = ask(app, "/spans", b'{"text": "ab"}', origin=origin)
     assert status == 403
@@ -116,10 +138,15 @@ def test_every_loopback_address_checks_the_host(host: str, tiny_run: Path) -> No
 
 
 def test_host_names_of_a_mapped_address() -> None:
-    assert host_names("::ffff:127.0.0.1", "::ffff:127.0.0.1") == (*LOCAL, *["[::ffff:127.0.0.1]"] * 2)
+    assert host_names("::ffff:127.0.0.1", "::ffff:127.0.0.1") == (
+        *LOCAL,
+        *["[::ffff:127.0.0.1]"] * 2,
+    )
 
 
-def test_few_requests_wait_and_those_of_gone_clients_are_cancelled(app: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_few_requests_wait_and_those_of_gone_clients_are_cancelled(
+    app: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     started, release = threading.Event(), threading.Event()
     answered: list[str] = []
 
@@ -137,7 +164,9 @@ def test_few_requests_wait_and_those_of_gone_clients_are_cancelled(app: Any, mon
         running = asyncio.create_task(request(app, "/spans", bodies[0]))
         while not started.is_set():
             await asyncio.sleep(0)
-        waiting = [asyncio.create_task(request(app, "/spans", body, gone=gone)) for body in bodies[1:]]
+        waiting = [
+            asyncio.create_task(request(app, "/spans", body, gone=gone)) for body in bodies[1:]
+        ]
         await asyncio.sleep(0.01)
         status, _, text = await request(app, "/spans", b'{"text": "one more"}')
         assert status == 503
@@ -212,7 +241,9 @@ def test_a_missing_package_is_named(tiny_run: Path, monkeypatch: pytest.MonkeyPa
 def served(*words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """Run a server process; yield it and its address."""
     command = [sys.executable, "-m", "tokenv", "serve", "with", *words, "port=0"]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
@@ -229,7 +260,9 @@ def test_a_process_serves_until_it_is_stopped(tiny_run: Path) -> None:
         asked = urllib.request.Request(f"{address}spans", b'{"text": "some text"}')
         with urllib.request.urlopen(asked, timeout=60) as answered:
             (said,) = json.load(answered)["runs"]
-        assert said["spans"] == tokenv.load(tiny_run, checkpoint="latest").spans("some text").as_dict()
+        assert (
+            said["spans"] == tokenv.load(tiny_run, checkpoint="latest").spans("some text").as_dict()
+        )
         process.send_signal(signal.SIGINT)
         _, told = process.communicate(timeout=60)
         assert process.returncode == 130
@@ -239,8 +272,14 @@ def test_a_process_serves_until_it_is_stopped(tiny_run: Path) -> None:
 @pytest.mark.slow
 def test_sigterm_ends_it_while_many_wait(tiny_run: Path) -> None:
     body = json.dumps({"text": "some text " * 999}).encode()
-    question = b"POST /spans HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body)
-    with served(f"run={tiny_run}", "checkpoint=latest") as (process, address), ExitStack() as clients:
+    question = b"POST /spans HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n%s" % (
+        len(body),
+        body,
+    )
+    with (
+        served(f"run={tiny_run}", "checkpoint=latest") as (process, address),
+        ExitStack() as clients,
+    ):
         port = int(address.rstrip("/").rpartition(":")[2])
         for _ in range(140):
             client = clients.enter_context(socket.create_connection(("127.0.0.1", port)))
@@ -263,9 +302,23 @@ def test_a_browser_shows_it(tiny_run: Path, tmp_path: Path) -> None:
         shutil.rmtree(earlier)
 
     def dom(address: str, **wanted: Any) -> str:
-        flags = ["--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path}", "--timeout=30000"]
-        command = [str(BROWSER), *flags, "--virtual-time-budget=20000", "--dump-dom", f"{address}#{urlencode(wanted)}"]
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=120).stdout
+        flags = [
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            f"--user-data-dir={tmp_path}",
+            "--timeout=30000",
+        ]
+        command = [
+            str(BROWSER),
+            *flags,
+            "--virtual-time-budget=20000",
+            "--dump-dom",
+            f"{address}#{urlencode(wanted)}",
+        ]
+        return subprocess.run(
+            command, capture_output=True, text=True, check=True, timeout=120
+        ).stdout
 
     with served(f"run={tiny_run}", f"other_runs=['{other}']", "checkpoint=latest") as (_, address):
         model = tokenv.load(tiny_run, checkpoint="latest")
@@ -274,7 +327,9 @@ def test_a_browser_shows_it(tiny_run: Path, tmp_path: Path) -> None:
         assert "some &lt;b&gt;text" in re.sub(r"</?(?:span|i)\b[^>]*>", "", found)
         assert f"{model.spans('some <b>text').bits_per_byte:.3f}" in found
         moved = dom(address, text="some text", rate=0.4, checkpoint=0)
-        first = tokenv.load(min((tiny_run / "checkpoints").glob("step-*"))).spans("some text", rate=0.4)
+        first = tokenv.load(min((tiny_run / "checkpoints").glob("step-*"))).spans(
+            "some text", rate=0.4
+        )
         assert f"<dd>{first.rate:.3f}</dd>" in moved
         assert "1,024 bytes of training" in moved
         assert "expected at most 10,000" in dom(address, text="a" * 10_001)

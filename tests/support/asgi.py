@@ -5,7 +5,12 @@ from typing import Any
 
 
 async def request(
-    app: Any, path: str, body: bytes | None = None, *, gone: asyncio.Event | None = None, **headers: str
+    app: Any,
+    path: str,
+    body: bytes | None = None,
+    *,
+    gone: asyncio.Event | None = None,
+    **headers: str,
 ) -> tuple[int, dict[str, str], str]:
     """Return status, headers and text of a response; with a body it is a POST; ``gone`` disconnects the client."""
     named = {"host": "127.0.0.1:8123"} | headers
@@ -23,7 +28,9 @@ async def request(
         "client": ("127.0.0.1", 1),
         "server": ("127.0.0.1", 8123),
     }
-    received: list[dict[str, Any]] = [{"type": "http.request", "body": body or b"", "more_body": False}]
+    received: list[dict[str, Any]] = [
+        {"type": "http.request", "body": body or b"", "more_body": False}
+    ]
     sent: list[dict[str, Any]] = []
 
     async def receive() -> dict[str, Any]:

@@ -56,21 +56,33 @@ def a_run(seed=0, bits=2.0, probability=0.3, points=60, **changes):
         agreement={"whitespace": Agreement(0.5, 0.25, 1 / 3)},
         passages=[a_passage(text, probability) for text in TEXTS],
         windows=[],
-        learned=Learned({"space": (0.25, 0.9), "letter": (0.75, 0.05)}, [("def ", 7), ("\xc3\xbc <b>", 2)]),
+        learned=Learned(
+            {"space": (0.25, 0.9), "letter": (0.75, 0.05)}, [("def ", 7), ("\xc3\xbc <b>", 2)]
+        ),
     )
     config = Config(seed=seed, rate=0.1 if seed else 0.2)
-    return changed(ComparedRun(f"runs/{seed}", config, 3e6 / 7, 12.5, history, evaluation), **changes)
+    return changed(
+        ComparedRun(f"runs/{seed}", config, 3e6 / 7, 12.5, history, evaluation), **changes
+    )
 
 
 def a_passage(text, probability=0.5):
-    return Passage(text.decode("latin-1"), [probability] * len(text), [int(i % 3 == 0) for i in range(len(text))])
+    return Passage(
+        text.decode("latin-1"),
+        [probability] * len(text),
+        [int(i % 3 == 0) for i in range(len(text))],
+    )
 
 
 def changed(run, **changes):
     """Return the run with changed values of its own or of its evaluation; a loss is that of its only sequence."""
     if "loss" in changes:
         changes["loss"] = [changes["loss"]]
-    assessed = {field.name: changes.pop(field.name) for field in fields(RunEvaluation) if field.name in changes}
+    assessed = {
+        field.name: changes.pop(field.name)
+        for field in fields(RunEvaluation)
+        if field.name in changes
+    }
     return replace(run, evaluation=replace(run.evaluation, **assessed), **changes)
 
 
@@ -85,9 +97,16 @@ def a_window(name="series 3 @ 40", steps=40, channels=1, gold=True, seed=0):
     generator = np.random.default_rng(seed)
     value_NC = generator.normal(size=(steps, channels)).cumsum(0).astype(object)
     value_NC[generator.random((steps, channels)) < 0.1] = None
-    probability, action = generator.random(steps - 1).tolist(), [int(i % 5 == 0) for i in range(steps - 1)]
+    probability, action = (
+        generator.random(steps - 1).tolist(),
+        [int(i % 5 == 0) for i in range(steps - 1)],
+    )
     return SeriesExcerpt(
-        name, value_NC.tolist(), probability, action, [i % 9 == 8 for i in range(steps)] if gold else None
+        name,
+        value_NC.tolist(),
+        probability,
+        action,
+        [i % 9 == 8 for i in range(steps)] if gold else None,
     )
 
 
@@ -95,7 +114,10 @@ def of_series(method, **changes):
     """Return the same method for series: losses lower by 3, windows, and a loss on the test split."""
     runs = []
     for run in method.runs:
-        history = {name.replace("bits_per_byte", "nats_per_value"): curve for name, curve in run.history.items()}
+        history = {
+            name.replace("bits_per_byte", "nats_per_value"): curve
+            for name, curve in run.history.items()
+        }
         windows = [a_window(seed=1), a_window("series 5 @ 0", channels=3, gold=False)]
         of_run = {
             "passages": [],
@@ -103,7 +125,11 @@ def of_series(method, **changes):
             "learned": None,
             "agreement": {"change points": Agreement(0.5, 0.25, 1 / 3)},
         }
-        losses = {"loss": run.loss - 3, "loss_early": run.evaluation.loss_early - 3, "loss_test": run.loss - 2.5}
+        losses = {
+            "loss": run.loss - 3,
+            "loss_early": run.evaluation.loss_early - 3,
+            "loss_test": run.loss - 2.5,
+        }
         of_run |= {
             "unit": "nats_per_value",
             "config": replace(run.config, data=OF_SERIES, codec={"name": "series"}),
@@ -121,8 +147,12 @@ def a_comparison(methods, **changes):
     differences = {}
     for one, other in itertools.combinations(methods, 2):
         gap = one.loss - other.loss
-        differences[one.name, other.name] = Difference(gap, 0.02, 0.02, gap - 0.05, gap + 0.05, 0.01)
-    return replace(Comparison("Title", {"budget": "4 MB"}, methods, apply_holm(differences)), **changes)
+        differences[one.name, other.name] = Difference(
+            gap, 0.02, 0.02, gap - 0.05, gap + 0.05, 0.01
+        )
+    return replace(
+        Comparison("Title", {"budget": "4 MB"}, methods, apply_holm(differences)), **changes
+    )
 
 
 def rows(path):

@@ -66,7 +66,9 @@ def compile_for_cuda(*modules: Any) -> Iterator[dict[str, list[Any]]]:
         return outer(*args, **options | {"inner_compile": _lower})
 
     torch._dynamo.reset()
-    options = inductor.patch(compile_threads=1, force_disable_caches=True, use_static_cuda_launcher=False)
+    options = inductor.patch(
+        compile_threads=1, force_disable_caches=True, use_static_cuda_launcher=False
+    )
     with options, pytest.MonkeyPatch.context() as patch:
         for module in modules:
             patch.setattr(module, "compiles", lambda device: True)
@@ -136,12 +138,15 @@ def _on_cuda(graph: fx.GraphModule, inputs: list[Any]) -> tuple[fx.GraphModule, 
 def _zeros_like(value: Any, device: torch.device) -> Any:
     if not isinstance(value, torch.Tensor):
         return value
-    return torch.empty_strided(value.shape, value.stride(), dtype=value.dtype, device=device).zero_()
+    return torch.empty_strided(
+        value.shape, value.stride(), dtype=value.dtype, device=device
+    ).zero_()
 
 
 def _argument(value: Any) -> Any:
     if isinstance(value, torch.device):
         return CUDA
     if isinstance(value, dict) and "OUTPUT_LOGSUMEXP" in value:
-        return {**value, "OUTPUT_LOGSUMEXP": True}  # what flex attention's backward pass reads; never set on a CPU
+        # what flex attention's backward pass reads; never set on a CPU
+        return {**value, "OUTPUT_LOGSUMEXP": True}
     return value

@@ -18,7 +18,9 @@ EXACT = {"rtol": 1e-10, "atol": 1e-13}
 
 
 def flat_gradient(loss, inputs, **options):
-    return torch.cat([g.flatten() for g in torch.autograd.grad(loss, inputs, materialize_grads=True, **options)])
+    return torch.cat(
+        [g.flatten() for g in torch.autograd.grad(loss, inputs, materialize_grads=True, **options)]
+    )
 
 
 def relative_bias(found, true):
@@ -34,12 +36,18 @@ def cells(breaks):
     """Cut the noise at ``breaks`` ([n, B] for every position); return midpoints [C, B, T] and sizes [C, B] of cells."""
     middle_T, size_T = [], []
     for at in breaks:
-        edge = nn.functional.pad(nn.functional.pad(at.sort(0).values, (0, 0, 1, 0)), (0, 0, 0, 1), value=1.0)
+        edge = nn.functional.pad(
+            nn.functional.pad(at.sort(0).values, (0, 0, 1, 0)), (0, 0, 0, 1), value=1.0
+        )
         middle_T.append((edge[1:] + edge[:-1]) / 2)
         size_T.append(edge.diff(dim=0))
     index = torch.tensor(list(itertools.product(*(range(len(middle)) for middle in middle_T))))
-    noise = torch.stack([middle[i] for middle, i in zip(middle_T, index.unbind(1), strict=True)], -1)
-    size = torch.stack([size[i] for size, i in zip(size_T, index.unbind(1), strict=True)], -1).prod(-1)
+    noise = torch.stack(
+        [middle[i] for middle, i in zip(middle_T, index.unbind(1), strict=True)], -1
+    )
+    size = torch.stack([size[i] for size, i in zip(size_T, index.unbind(1), strict=True)], -1).prod(
+        -1
+    )
     some = (size > 0).any(1)
     return noise[some], size[some]
 
@@ -66,7 +74,9 @@ class Enumeration:
         self.lm = UNet(config).double()
         told = None if self.rates is None else RateRange(min(self.rates) / 2, max(self.rates) * 1.2)
         self.rate_B = None if self.rates is None else torch.tensor(self.rates[:batch]).double()
-        self.agent = Learned(8, rate=0.4, window=window, scale=1.0, softcap=15.0, rates=told).double()
+        self.agent = Learned(
+            8, rate=0.4, window=window, scale=1.0, softcap=15.0, rates=told
+        ).double()
         with torch.no_grad():
             self.agent.projection.weight.normal_(std=0.5)
             if told is not None:
@@ -92,7 +102,11 @@ class Enumeration:
         samples = len(self.mask_KBT)
         given = self.symbol_BN[:, :-1].repeat(samples, 1)
         log_prob = self.lm.codec.logits(self.lm(given, self.mask_KBT.flatten(0, 1))).log_softmax(-1)
-        return log_prob.gather(-1, self.symbol_BN[:, 1:].repeat(samples, 1)[..., None]).view(samples, -1).sum(1)
+        return (
+            log_prob.gather(-1, self.symbol_BN[:, 1:].repeat(samples, 1)[..., None])
+            .view(samples, -1)
+            .sum(1)
+        )
 
     def true(self, inputs=None):
         """Return the gradient of -E_a[sum log p] by the boundaries' probabilities."""
@@ -116,7 +130,9 @@ class Enumeration:
     def tuples(self, samples):
         """Return all K-tuples of one sequence's boundaries: [C, K, 1, T]."""
         number = len(self.masks_CT)
-        return self.masks_CT[torch.tensor(list(itertools.product(range(number), repeat=samples)))].unsqueeze(2)
+        return self.masks_CT[
+            torch.tensor(list(itertools.product(range(number), repeat=samples)))
+        ].unsqueeze(2)
 
     def gradient(self, estimator, td_CKBT, weight_CB, inputs=None):
         """Return the weighted gradient of the policy loss, averaged over samples and summed over the sequence."""
@@ -125,9 +141,15 @@ class Enumeration:
 
     def breaks(self):
         """Return all values which p_i can take: [n, B] for every position."""
-        prob_CBT = self.samples(decisive(self.masks_CT[:, None, None])).detach()[keys.BOUNDARY_PROB].squeeze(1)
+        prob_CBT = (
+            self.samples(decisive(self.masks_CT[:, None, None]))
+            .detach()[keys.BOUNDARY_PROB]
+            .squeeze(1)
+        )
         nothing = prob_CBT[:0, :, 0]
-        later = [prob_CBT[(self.masks_CT[:, t:] == 0).all(1), :, t] for t in range(1, prob_CBT.shape[-1])]
+        later = [
+            prob_CBT[(self.masks_CT[:, t:] == 0).all(1), :, t] for t in range(1, prob_CBT.shape[-1])
+        ]
         return [nothing, *later]
 
     def coupled(self, estimator, noise_CBT, samples, offset_CP=None):

@@ -29,7 +29,9 @@ class Scripted(Agent):
     in_keys = [keys.POSITION, keys.DECISION_MASK, keys.NOISE]
 
     def _act(self, observation, noise):
-        action = torch.where(observation[keys.DECISION_MASK], (noise > 0.5).long(), forced_action(observation))
+        action = torch.where(
+            observation[keys.DECISION_MASK], (noise > 0.5).long(), forced_action(observation)
+        )
         zero = torch.zeros_like(noise)
         return {
             keys.ACTION: action,
@@ -56,4 +58,6 @@ class Noise(torch.nn.Module):
         self.noise_BT = noise_BT
 
     def forward(self, tensordict):
-        return tensordict.set(keys.NOISE, self.noise_BT.gather(1, tensordict[keys.POSITION][:, None])[:, 0])
+        return tensordict.set(
+            keys.NOISE, self.noise_BT.gather(1, tensordict[keys.POSITION][:, None])[:, 0]
+        )

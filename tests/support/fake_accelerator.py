@@ -27,7 +27,11 @@ from tokenv.config.schema import DEVICE
 NAME = "pretended"
 ROOT = Path(__file__).parents[2]
 PRODUCT = tuple(f"{ROOT / room}/" for room in ("tokenv", "agents", "estimators"))
-COPY, TO, INDEX = torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default, torch.ops.aten.index.Tensor
+COPY, TO, INDEX = (
+    torch.ops.aten.copy_.default,
+    torch.ops.aten._to_copy.default,
+    torch.ops.aten.index.Tensor,
+)
 INDEXING = (INDEX, torch.ops.aten.index_put_.default, torch.ops.aten._index_put_impl_.default)
 WAITS = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 _entered: list["FakeAccelerator"] = []
@@ -46,7 +50,9 @@ class DeviceTensor(Tensor):
     @staticmethod
     def __new__(cls, host: Tensor) -> "DeviceTensor":
         size, stride, offset = host.shape, host.stride(), host.storage_offset()
-        return Tensor._make_wrapper_subclass(cls, size, stride, offset, dtype=host.dtype, device=device())
+        return Tensor._make_wrapper_subclass(
+            cls, size, stride, offset, dtype=host.dtype, device=device()
+        )
 
     def __init__(self, host: Tensor) -> None:
         self.host = host
@@ -82,7 +88,8 @@ class Generator(torch.Generator):
         generator = super().__new__(cls, "cpu" if of.type == NAME else of)
         generator.of = of
         if of.type == NAME:
-            _entered[-1].generators[generator._cdata] = generator  # an operation is given another object
+            # an operation is given another object
+            _entered[-1].generators[generator._cdata] = generator
         return generator
 
     device = property(lambda self: self.of)  # type: ignore[assignment]
@@ -128,8 +135,10 @@ class FakeAccelerator(_Mode):
             # Torch counts devices at a process's first backward pass, which may be before this.
             stack.enter_context(torch.autograd.set_multithreading_enabled(False))
             stack.enter_context(patch.object(threading.Thread, "_bootstrap_inner", _run_thread))
-            stack.enter_context(patch.dict(DEVICE, accepts=lambda name: True))  # hardware.device=pretended
-            torch._C._set_only_lift_cpu_tensors(True)  # torch.tensor(.., device=..) then copies where it is counted
+            # hardware.device=pretended
+            stack.enter_context(patch.dict(DEVICE, accepts=lambda name: True))
+            # torch.tensor(.., device=..) then copies where it is counted
+            torch._C._set_only_lift_cpu_tensors(True)
             stack.callback(torch._C._set_only_lift_cpu_tensors, False)
             _entered.append(self)
             stack.callback(_entered.remove, self)
@@ -151,7 +160,9 @@ class FakeAccelerator(_Mode):
 
     def copy_late(self, source: Tensor) -> Tensor:
         """Return a copy whose values are wrong until the next wait."""
-        self._late.append((torch.full_like(source, -1 if source.dtype != torch.bool else True), source.clone()))
+        self._late.append(
+            (torch.full_like(source, -1 if source.dtype != torch.bool else True), source.clone())
+        )
         return self._late[-1][0]
 
 
@@ -174,7 +185,9 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
         with no_dispatch():  # changes the shape of the wrapper alone
             func(*args, **kwargs)
     args = _map(lambda each: each.host, DeviceTensor, args)
-    kwargs = {name: _map(lambda each: each.host, DeviceTensor, each) for name, each in kwargs.items()}
+    kwargs = {
+        name: _map(lambda each: each.host, DeviceTensor, each) for name, each in kwargs.items()
+    }
     kwargs.pop("pin_memory", None)
     if wanted is not None:
         kwargs["device"] = torch.device("cpu")
@@ -186,7 +199,9 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
     if not target:
         return result
     given = {id(each.host): each for each in on_device}
-    return _map(lambda each: given[id(each)] if id(each) in given else DeviceTensor(each), Tensor, result)
+    return _map(
+        lambda each: given[id(each)] if id(each) in given else DeviceTensor(each), Tensor, result
+    )
 
 
 def _leaves(value: Any) -> Iterator[Any]:
@@ -202,7 +217,11 @@ def _map(function: Callable[[Any], Any], kind: type, value: Any) -> Any:
     """Apply a function to what is of a kind; torch's tree_map would take half of the time."""
     if isinstance(value, kind):
         return function(value)
-    return type(value)(_map(function, kind, each) for each in value) if type(value) in (list, tuple) else value
+    return (
+        type(value)(_map(function, kind, each) for each in value)
+        if type(value) in (list, tuple)
+        else value
+    )
 
 
 def _refusals(func: Any, args: Any, kwargs: Any) -> list[str]:
@@ -213,7 +232,9 @@ def _refusals(func: Any, args: Any, kwargs: Any) -> list[str]:
     for argument in arguments:
         value = given.get(argument.name)
         index = func in INDEXING and argument.name == "indices"
-        read = isinstance(value, Tensor) and (argument.alias_info is None or not argument.alias_info.is_write)
+        read = isinstance(value, Tensor) and (
+            argument.alias_info is None or not argument.alias_info.is_write
+        )
         for each in _leaves(value):
             if isinstance(each, torch._C.Generator):
                 allowed = each._cdata in _entered[-1].generators
@@ -233,7 +254,13 @@ def _waits_for(func: Any, args: Any, *, target: bool) -> str:
         return "copy to the device" if target else "copy to the host"
     if func in INDEXING:
         chosen = [each for each in args[1] if each is not None]
-        return "mask" if any(each.dtype == torch.bool or not isinstance(each, DeviceTensor) for each in chosen) else ""
+        return (
+            "mask"
+            if any(
+                each.dtype == torch.bool or not isinstance(each, DeviceTensor) for each in chosen
+            )
+            else ""
+        )
     return func.__name__.partition(".")[0] if WAITS & set(func.tags) else ""
 
 
@@ -242,7 +269,11 @@ def _place() -> str:
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and not frame.f_code.co_filename.startswith(PRODUCT):
         frame = frame.f_back
-    return "" if frame is None else f"{frame.f_code.co_filename.removeprefix(f'{ROOT}/')}:{frame.f_lineno}"
+    return (
+        ""
+        if frame is None
+        else f"{frame.f_code.co_filename.removeprefix(f'{ROOT}/')}:{frame.f_lineno}"
+    )
 
 
 class _Event:
@@ -268,7 +299,8 @@ def device() -> torch.device:
         max_memory_allocated=lambda device: 2**20,
         mem_get_info=lambda device: (2**33, 2**34),
         set_device=lambda device: None,
-        synchronize=lambda device=None: [mode.wait("synchronize") for mode in _entered],  # libraries call it anywhere
+        # libraries call it anywhere
+        synchronize=lambda device=None: [mode.wait("synchronize") for mode in _entered],
         _is_in_bad_fork=lambda: False,
     )
     _setup_privateuseone_for_python_backend(NAME, module)

@@ -35,10 +35,28 @@ from tokenv.series.forecast_command import Forecast
 
 SECONDS = 20
 TEXTS, RUN, SERIES_RUN = "texts", "run", "series-run"
-OF_LIBRARIES = re.compile(r"^WARNING - (?!tokenv)")  # a mistake is one message, with no log of Sacred's around it
+# a mistake is one message, with no log of Sacred's around it
+OF_LIBRARIES = re.compile(r"^WARNING - (?!tokenv)")
 HIDDEN = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 NASTY = [
-    *("", " ", "0", "-1", "1", "2", "3.5", "1e999", "-1e999", "inf", "-inf", ".inf", "nan", ".nan", "1e308", "1e300"),
+    *(
+        "",
+        " ",
+        "0",
+        "-1",
+        "1",
+        "2",
+        "3.5",
+        "1e999",
+        "-1e999",
+        "inf",
+        "-inf",
+        ".inf",
+        "nan",
+        ".nan",
+        "1e308",
+        "1e300",
+    ),
     *(
         "null",
         "None",
@@ -81,7 +99,17 @@ NASTY = [
         "a:",
         ":b",
     ),
-    *("\x1b[31mred", "a\nb", "'\\x00'", "'\\ud800'", "\udcff", "é", "[" * 300, "-" * 3000 + "1", "[" * 150 + "]" * 150),
+    *(
+        "\x1b[31mred",
+        "a\nb",
+        "'\\x00'",
+        "'\\ud800'",
+        "\udcff",
+        "é",
+        "[" * 300,
+        "-" * 3000 + "1",
+        "[" * 150 + "]" * 150,
+    ),
     *(
         "{'a':" * 60 + "1" + "}" * 60,
         "x" * 5000,
@@ -103,8 +131,29 @@ NASTY = [
         "['rloo(a={1: 2})']",
         "1e12",
     ),
-    *("learned", "rloo", "rloo(", "rloo(num_samples=9)", "rloo(num_samples='a')", "rloo(1)", "GAMMA", "lambda: 0"),
-    *("[0.1, 0.5]", "[0.5, 0.1]", "[nan]", "[1e999]", "['0.1']", "python", "words", "regimes", "hub:", "quick", "-u"),
+    *(
+        "learned",
+        "rloo",
+        "rloo(",
+        "rloo(num_samples=9)",
+        "rloo(num_samples='a')",
+        "rloo(1)",
+        "GAMMA",
+        "lambda: 0",
+    ),
+    *(
+        "[0.1, 0.5]",
+        "[0.5, 0.1]",
+        "[nan]",
+        "[1e999]",
+        "['0.1']",
+        "python",
+        "words",
+        "regimes",
+        "hub:",
+        "quick",
+        "-u",
+    ),
 ]
 OPTIONS = {
     "segment": Segment,
@@ -171,12 +220,24 @@ def keys_for(command):
     own = [] if kind is None else [key for key in keys_of(kind) if not key.startswith("config")]
     if command == "compare":
         own += [
-            f"{place}.{key}" for place in ("common", "methods.a", "pretrain", "protocols.a.common") for key in RUN_KEYS
+            f"{place}.{key}"
+            for place in ("common", "methods.a", "pretrain", "protocols.a.common")
+            for key in RUN_KEYS
         ]
-        own += [f"{place}.{key}" for place in ("forecast", "protocols.a.forecast") for key in keys_of(ForecastRequest)]
+        own += [
+            f"{place}.{key}"
+            for place in ("forecast", "protocols.a.forecast")
+            for key in keys_of(ForecastRequest)
+        ]
         own += ["tune.rate", "tune.train.learning_rate", "protocols.a.rates", "protocols.a.only"]
     if command == "evaluate":
-        own += ["data.source", "data.seq_len", "data.validation_source", "task_files.piqa", "data.options.stride"]
+        own += [
+            "data.source",
+            "data.seq_len",
+            "data.validation_source",
+            "task_files.piqa",
+            "data.options.stride",
+        ]
     if command == "bench":
         own += ["scaling.ranks", "scaling.data.seq_len", "scaling.model.width", "scaling.odd"]
     return (
@@ -194,14 +255,34 @@ def mutated(text, dice):
         what = dice.randrange(4)
         if what == 0:
             made[at:at] = dice.choice(
-                ["=", ".", ":", "[", "{", "'", '"', "\x1b", "é", "-", "1", "e", ",", " ", "\t", "&a ", "*a"]
+                [
+                    "=",
+                    ".",
+                    ":",
+                    "[",
+                    "{",
+                    "'",
+                    '"',
+                    "\x1b",
+                    "é",
+                    "-",
+                    "1",
+                    "e",
+                    ",",
+                    " ",
+                    "\t",
+                    "&a ",
+                    "*a",
+                ]
             )
         elif what == 1:
             del made[at : at + dice.randint(1, 5)]
         elif what == 2:
             made[at:at] = made[at : at + dice.randint(1, 20)]
         elif made:
-            made[at % len(made)] = chr(dice.choice([0, 9, 10, 27, 58, 91, 127, 0x2028, 0xD800, 0x1F600]) or 1)
+            made[at % len(made)] = chr(
+                dice.choice([0, 9, 10, 27, 58, 91, 127, 0x2028, 0xD800, 0x1F600]) or 1
+            )
     return "".join(made)
 
 
@@ -211,7 +292,11 @@ def value(key, dice):
     if table is not None and key.endswith(".name") and dice.random() < 0.7:
         return dice.choice(list(table))
     if dice.random() < 0.1:
-        return repr(dice.choice([dice.random(), dice.randint(-(10**30), 10**30), 2.0 ** dice.randint(-1074, 1023)]))
+        return repr(
+            dice.choice(
+                [dice.random(), dice.randint(-(10**30), 10**30), 2.0 ** dice.randint(-1074, 1023)]
+            )
+        )
     return dice.choice(NASTY)
 
 
@@ -238,7 +323,13 @@ def command_line(dice):
         words.append(mutated(word, dice) if dice.random() < 0.2 else word)
     before = ["print_config"] if dice.random() < 0.1 else ["foo"] if dice.random() < 0.03 else []
     words = [word.replace("\0", "0") for word in words]  # which no argument of a process can hold
-    return [command, *before, *(["with"] if dice.random() < 0.97 else []), *words, *dice.choice(FLAGS)]
+    return [
+        command,
+        *before,
+        *(["with"] if dice.random() < 0.97 else []),
+        *words,
+        *dice.choice(FLAGS),
+    ]
 
 
 def yaml_file(dice):
@@ -259,32 +350,66 @@ def yaml_file(dice):
             del lines[at]
         else:
             lines.insert(
-                at, dice.choice([*TAGGED, "1: 2", "null: 1", "? [a]\n: 1", "[a, b]: 1", "{name: }", "agent: {name: }"])
+                at,
+                dice.choice(
+                    [
+                        *TAGGED,
+                        "1: 2",
+                        "null: 1",
+                        "? [a]\n: 1",
+                        "[a, b]: 1",
+                        "{name: }",
+                        "agent: {name: }",
+                    ]
+                ),
             )
         lines = lines or [""]
     text = "\n".join(lines) + "\n"
     if dice.random() < 0.05:
         text = dice.choice(
-            ["[" * 2000, "{a: " * 2000, "- " * 2000 + "1", "&a [*a]", "a: &a {b: *a}", LAUGHS, "%YAML 3", "---\n---\n"]
+            [
+                "[" * 2000,
+                "{a: " * 2000,
+                "- " * 2000 + "1",
+                "&a [*a]",
+                "a: &a {b: *a}",
+                LAUGHS,
+                "%YAML 3",
+                "---\n---\n",
+            ]
         )
     data = text.encode("utf-8", "surrogatepass")
     if dice.random() < 0.05:
-        data = dice.choice([data.decode("utf-8", "replace").encode("utf-16"), dice.randbytes(50), b"", data + b"\0"])
+        data = dice.choice(
+            [
+                data.decode("utf-8", "replace").encode("utf-16"),
+                dice.randbytes(50),
+                b"",
+                data + b"\0",
+            ]
+        )
     Path("odd.yaml").write_bytes(data)
-    command = "compare" if name.startswith("compare") else dice.choice(["train", "train", "variance", "bench"])
+    command = (
+        "compare"
+        if name.startswith("compare")
+        else dice.choice(["train", "train", "variance", "bench"])
+    )
     return [command, "with", "odd.yaml", "-u"]
 
 
 TAGGED = ["!!binary aGk=", "!!set {a}", "!!int x", "!!float x", "!!bool x", "!!timestamp x", "!!python/name:os.system",
           "!!null x", "!!omap [a: 1]", "*nowhere", "&a [1]", "{<<: 3}", "<<: [1]", "!odd x", "2020-01-01", "'a", "|", "@"]  # fmt: skip
 LAUGHS = "a: &a [1,1,1,1,1,1,1,1,1]\n" + "".join(
-    f"{one}: &{one} [{','.join(['*' + before] * 9)}]\n" for before, one in zip("abcdefgh", "bcdefghi", strict=True)
+    f"{one}: &{one} [{','.join(['*' + before] * 9)}]\n"
+    for before, one in zip("abcdefgh", "bcdefghi", strict=True)
 )
 
 
 def data_file(dice):
     """Return a broken or odd corpus, and a command that reads it."""
-    rows = [json.dumps({"text": "some text " * dice.randint(0, 9)}) for _ in range(dice.randint(0, 12))]
+    rows = [
+        json.dumps({"text": "some text " * dice.randint(0, 9)}) for _ in range(dice.randint(0, 12))
+    ]
     for _ in range(dice.randint(0, 3)):
         odd = [
             '{"text": null}',
@@ -301,12 +426,18 @@ def data_file(dice):
         ]
         rows.insert(dice.randint(0, len(rows)), dice.choice(odd))
     data = ("\n".join(rows) + "\n").encode()
-    suffix = dice.choice([".jsonl", ".json", ".jsonl.gz", ".jsonl.xz", ".jsonl.zst", ".txt", ".parquet"])
+    suffix = dice.choice(
+        [".jsonl", ".json", ".jsonl.gz", ".jsonl.xz", ".jsonl.zst", ".txt", ".parquet"]
+    )
     pack = {".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.ZstdCompressor().compress}
     data = pack.get(Path("x" + suffix).suffix, bytes)(data)
     if dice.random() < 0.5:
         data = dice.choice(
-            [data[: dice.randint(0, len(data))], dice.randbytes(dice.randint(0, 200)), flipped(data, dice)]
+            [
+                data[: dice.randint(0, len(data))],
+                dice.randbytes(dice.randint(0, 200)),
+                flipped(data, dice),
+            ]
         )
     path = Path("odd" + suffix)
     path.write_bytes(data)
@@ -346,24 +477,38 @@ def series_file(dice):
     lines = ["date,a,b"]
     for row in range(dice.choice([0, 1, 5, 60, 60])):
         date = (
-            f"2020-01-{row % 28 + 1:02} {row // 28:02}:00:00" if dice.random() < 0.9 or not odd else dice.choice(cells)
+            f"2020-01-{row % 28 + 1:02} {row // 28:02}:00:00"
+            if dice.random() < 0.9 or not odd
+            else dice.choice(cells)
         )
-        a, b = (dice.choice(cells) if odd and dice.random() < 0.1 else f"{dice.gauss(0, 1):.3f}" for _ in "ab")
-        lines.append(f"2020-01-01 {row // 60:02}:{row % 60:02}:00,{a},{b}" if not odd else f"{date},{a},{b}")
+        a, b = (
+            dice.choice(cells) if odd and dice.random() < 0.1 else f"{dice.gauss(0, 1):.3f}"
+            for _ in "ab"
+        )
+        lines.append(
+            f"2020-01-01 {row // 60:02}:{row % 60:02}:00,{a},{b}" if not odd else f"{date},{a},{b}"
+        )
     scale = dice.choice(["", "", "e307", "e300"])
     data = ("\n".join(lines).replace("\n0.", f"\n0.{scale}") + "\n").encode()
     if dice.random() < 0.1:
         data = b"date,a,b\n" + b"".join(
-            b"2020-01-01 00:%02d:00,%s,1\n" % (i, dice.choice([b"1e308", b"-1.7e308"])) for i in range(60)
+            b"2020-01-01 00:%02d:00,%s,1\n" % (i, dice.choice([b"1e308", b"-1.7e308"]))
+            for i in range(60)
         )
     if dice.random() < 0.3:
         data = dice.choice(
-            [data[: dice.randint(0, len(data))], dice.randbytes(dice.randint(0, 200)), flipped(data, dice)]
+            [
+                data[: dice.randint(0, len(data))],
+                dice.randbytes(dice.randint(0, 200)),
+                flipped(data, dice),
+            ]
         )
     Path("odd.csv").write_bytes(data)
     if dice.random() < 0.4:
         return ["forecast", "with", f"run={SERIES_RUN}", "csv=odd.csv", "horizon=4"]
-    more = dice.choice([[], ["data.options.date=null"], ["data.options.columns=a"], ["data.options.stride=3"]])
+    more = dice.choice(
+        [[], ["data.options.date=null"], ["data.options.columns=a"], ["data.options.stride=3"]]
+    )
     return ["train", "with", "data.kind=series", "codec.name=series", "data.source=odd.csv", "data.seq_len=8",
             "data.validation=0.3", "data.options.context=2", "hardware.device=cpu", *more, "-u"]  # fmt: skip
 
@@ -372,7 +517,10 @@ def parquet_file(dice):
     """Return a parquet file of texts or series with flipped bits, and a command that reads it."""
     texts = [f"document {row} " * 5 for row in range(12)]
     steps = [f"2020-01-01 00:{row:02}:00" for row in range(60)]
-    lists = [[dice.gauss(0, 1) for _ in range(60)], dice.choice([[1.0] * 60, None, [], [None] * 60, [1e300] * 60])]
+    lists = [
+        [dice.gauss(0, 1) for _ in range(60)],
+        dice.choice([[1.0] * 60, None, [], [None] * 60, [1e300] * 60]),
+    ]
     kind, columns = dice.choice(
         [
             ("text", {"text": texts}),
@@ -380,10 +528,16 @@ def parquet_file(dice):
             ("series", {"target": lists}),
         ]
     )
-    pq.write_table(pa.table(columns), "odd.parquet", compression=dice.choice(["NONE", "SNAPPY", "GZIP"]))
+    pq.write_table(
+        pa.table(columns), "odd.parquet", compression=dice.choice(["NONE", "SNAPPY", "GZIP"])
+    )
     path = Path("odd.parquet")
     data = path.read_bytes()
-    path.write_bytes(dice.choice([flipped(data, dice), flipped(data, dice), data[: dice.randint(0, len(data))], data]))
+    path.write_bytes(
+        dice.choice(
+            [flipped(data, dice), flipped(data, dice), data[: dice.randint(0, len(data))], data]
+        )
+    )
     if kind == "text":
         return ["train", "with", *SMALL, "data.source=odd.parquet", "-u"]
     return ["train", "with", "data.kind=series", "codec.name=series", "data.source=odd.parquet", "data.seq_len=8",
@@ -403,7 +557,11 @@ def checkpoint(dice):
     """Return a damaged checkpoint, and a command that reads it."""
     shutil.rmtree("odd-run", ignore_errors=True)
     shutil.copytree(RUN, "odd-run")
-    path = dice.choice(sorted(path for path in Path("odd-run").rglob("*") if path.suffix in (".json", ".safetensors")))
+    path = dice.choice(
+        sorted(
+            path for path in Path("odd-run").rglob("*") if path.suffix in (".json", ".safetensors")
+        )
+    )
     data = path.read_bytes()
     if path.suffix == ".json" and dice.random() < 0.6:
         told = json.loads(data)
@@ -416,7 +574,9 @@ def checkpoint(dice):
         )
         data = json.dumps(told).encode()
     else:
-        data = dice.choice([data[: dice.randint(0, len(data))], b"", flipped(data, dice), dice.randbytes(100)])
+        data = dice.choice(
+            [data[: dice.randint(0, len(data))], b"", flipped(data, dice), dice.randbytes(100)]
+        )
     path.write_bytes(data)
     return dice.choice(
         [
@@ -428,7 +588,13 @@ def checkpoint(dice):
     )
 
 
-KINDS = {"line": command_line, "yaml": yaml_file, "corpus": data_file, "series": series_file, "checkpoint": checkpoint}
+KINDS = {
+    "line": command_line,
+    "yaml": yaml_file,
+    "corpus": data_file,
+    "series": series_file,
+    "checkpoint": checkpoint,
+}
 KINDS["parquet"] = parquet_file
 
 
@@ -475,7 +641,11 @@ def outcome(line):
     started, status = time.perf_counter(), 0
     handlers, level = logging.getLogger().handlers[:], logging.getLogger().level
     try:
-        with redirect_stdout(out), redirect_stderr(err), patch.object(sys, "argv", ["tokenv", *line]):
+        with (
+            redirect_stdout(out),
+            redirect_stderr(err),
+            patch.object(sys, "argv", ["tokenv", *line]),
+        ):
             main()
     except SystemExit as end:
         status = end.code
@@ -488,11 +658,17 @@ def outcome(line):
     if (seconds := time.perf_counter() - started) > SECONDS:
         return f"{seconds:.0f} s"
     if status == 0:
-        shown = "" if {"print_config", "print_dependencies"} & set(line) else out.getvalue()  # Sacred's own colours
+        # Sacred's own colours
+        shown = "" if {"print_config", "print_dependencies"} & set(line) else out.getvalue()
         raw = HIDDEN.search(shown.replace("\t", "")) or HIDDEN.search(err.getvalue())
         return f"control characters: {raw.string[:200]!r}" if raw else "ok"
     told = [said for said in err.getvalue().splitlines() if not OF_LIBRARIES.match(said)]
-    if status != 2 or len(told) != 1 or not told[0].startswith("tokenv: ") or HIDDEN.search(told[0]):
+    if (
+        status != 2
+        or len(told) != 1
+        or not told[0].startswith("tokenv: ")
+        or HIDDEN.search(told[0])
+    ):
         return f"exit {status!r} and {told!r}"[:400]
     if _folders() != before:
         return f"a stray folder {_folders() - before}"
@@ -501,8 +677,15 @@ def outcome(line):
 
 def _folders():
     """Folders of runs, but those of runs that began and are recorded as failed."""
-    found = [path for store in ("runs", "store") for path in Path(store).glob("*") if path.name != "_sources"]
-    return {str(path) for path in found if not (path / "run.json").exists() or _status(path) != "FAILED"}
+    found = [
+        path
+        for store in ("runs", "store")
+        for path in Path(store).glob("*")
+        if path.name != "_sources"
+    ]
+    return {
+        str(path) for path in found if not (path / "run.json").exists() or _status(path) != "FAILED"
+    }
 
 
 def _status(path):

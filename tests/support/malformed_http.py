@@ -10,8 +10,33 @@ from asgi import request
 from malformed import NASTY, RUN, mutated
 
 KEYS = ["text", "checkpoints", "rate", "threshold", "other", "\ud800"]
-VALUES = [None, True, 0, -1, 0.3, 1.0, 1e308, 10**400, float("nan"), float("inf"), [], {}, [1], {"a": "b"}, {RUN: 1}]
-VALUES += [{RUN: "../.."}, {RUN: "\ud800"}, "\udfff", "\udc80", "\x00", "a" * 10_001, "שלום\u202e", "some text"]
+VALUES = [
+    None,
+    True,
+    0,
+    -1,
+    0.3,
+    1.0,
+    1e308,
+    10**400,
+    float("nan"),
+    float("inf"),
+    [],
+    {},
+    [1],
+    {"a": "b"},
+    {RUN: 1},
+]
+VALUES += [
+    {RUN: "../.."},
+    {RUN: "\ud800"},
+    "\udfff",
+    "\udc80",
+    "\x00",
+    "a" * 10_001,
+    "שלום\u202e",
+    "some text",
+]
 HOSTS = [
     "127.0.0.1:8123",
     "localhost",
@@ -23,21 +48,39 @@ HOSTS = [
     "127.0.0.1@evil",
     "\xff",
 ]
-ORIGINS = ["http://127.0.0.1:8123", "http://[", "null", "", "http://evil.example", "//", "http://[::1", "\xff", "\x00"]
+ORIGINS = [
+    "http://127.0.0.1:8123",
+    "http://[",
+    "null",
+    "",
+    "http://evil.example",
+    "//",
+    "http://[::1",
+    "\xff",
+    "\x00",
+]
 
 
 def http_request(dice):
     """Make the arguments of ``asgi.request``: path, body and headers."""
     values = {dice.choice(KEYS): dice.choice([*VALUES, *NASTY]) for _ in range(dice.randint(0, 4))}
     body = json.dumps(
-        dice.choice([values, values | {"text": "some text"}, values | {"text": "a"}, dice.choice(VALUES)])
+        dice.choice(
+            [values, values | {"text": "some text"}, values | {"text": "a"}, dice.choice(VALUES)]
+        )
     )
     if dice.random() < 0.2:
         body = mutated(body, dice)
-    data = body.encode("utf-8", "surrogatepass") if dice.random() < 0.9 else dice.randbytes(dice.randint(0, 200))
+    data = (
+        body.encode("utf-8", "surrogatepass")
+        if dice.random() < 0.9
+        else dice.randbytes(dice.randint(0, 200))
+    )
     headers = {"host": dice.choice(HOSTS)} if dice.random() < 0.2 else {}
     headers |= {"origin": dice.choice(ORIGINS)} if dice.random() < 0.3 else {}
-    path = dice.choice(["/spans"] * 9 + ["/", "/runs", "/page.js", "/../run", "/spans/", "/%00", "//"])
+    path = dice.choice(
+        ["/spans"] * 9 + ["/", "/runs", "/page.js", "/../run", "/spans/", "/%00", "//"]
+    )
     return path, data if dice.random() < 0.9 else None, headers
 
 
@@ -45,7 +88,9 @@ def http_outcome(made):
     """``ok``, ``message``, or what went wrong: an exception, a status of the server's own fault, several lines."""
     path, body, headers = made
     try:
-        status, _, text = asyncio.run(request(_build_application(Path.cwd()), path, body, **headers))
+        status, _, text = asyncio.run(
+            request(_build_application(Path.cwd()), path, body, **headers)
+        )
     except Exception as error:
         return f"traceback: {type(error).__name__}: {str(error)[:200]}"
     if status in (200, 307):

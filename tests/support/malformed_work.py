@@ -32,7 +32,21 @@ TEXTS = [
     "1e3",
     "🙂" * 40,
 ]
-RATES = ["0", "1", "0.2", "0.9", "1e-9", "0.999999", "nan", "null", "-1", "[0.1]", "[0.1,0.1]", "[0.05,0.5]", "[]"]
+RATES = [
+    "0",
+    "1",
+    "0.2",
+    "0.9",
+    "1e-9",
+    "0.999999",
+    "nan",
+    "null",
+    "-1",
+    "[0.1]",
+    "[0.1,0.1]",
+    "[0.05,0.5]",
+    "[]",
+]
 NUMBERS = ["0", "1", "2", "3", "7", "40", "-1", "1.5", "1e9", "null", "true", "x"]
 FLAGS = ["true", "false", "1", "null"]
 PATHS = ["null", "made", "made/deeper", ".", "made.json", "texts", "\ud800"]
@@ -81,11 +95,16 @@ STARTS = {
 
 def working_line(dice):
     """Return a command that does its work, on a tiny run, with odd values."""
-    rows = [json.dumps({"text": dice.choice(TEXTS[:6]) + " last words"}) for _ in range(dice.randint(0, 4))]
+    rows = [
+        json.dumps({"text": dice.choice(TEXTS[:6]) + " last words"})
+        for _ in range(dice.randint(0, 4))
+    ]
     Path("rows.jsonl").write_text("\n".join([*rows, *dice.choice([[], ["{}"], ["null"], ["{"]])]))
     steps = [f"2020-01-01 00:{row:02}:00" for row in range(dice.choice([0, 1, 3, 40]))]
     channels = dice.choice([["a"], ["a", "b", "c", "d", "e", "f", "g"], ["ds", "unique_id", "y"]])
-    cells = [[step, *(dice.choice(["1", "2.5", "1e300", "", "x"]) for _ in channels)] for step in steps]
+    cells = [
+        [step, *(dice.choice(["1", "2.5", "1e300", "", "x"]) for _ in channels)] for step in steps
+    ]
     Path("rows.csv").write_text("\n".join(map(",".join, [["date", *channels], *cells])))
     _stream(dice)
     command = dice.choice([*KEYS, "segment", "evaluate"])
@@ -101,13 +120,25 @@ def _stream(dice):
     folder = Path("streamed")
     folder.mkdir(exist_ok=True)
     for number in range(3):
-        texts = [dice.choice(["some text " * 9, "", None, "x"]) for _ in range(dice.choice([0, 1, 9, 9]))]
+        texts = [
+            dice.choice(["some text " * 9, "", None, "x"]) for _ in range(dice.choice([0, 1, 9, 9]))
+        ]
         column = dice.choice(["text", "text", "text", "other"])
-        pq.write_table(pa.table({column: pa.array(texts, pa.string())}), folder / f"{number}.parquet")
+        pq.write_table(
+            pa.table({column: pa.array(texts, pa.string())}), folder / f"{number}.parquet"
+        )
     if dice.random() < 0.3:
         path = folder / "1.parquet"
-        path.write_bytes(dice.choice([b"", flipped(path.read_bytes(), dice), path.read_bytes()[:40]]))
-    notes = dice.choice(["", "---\n: [\n---\n", "---\nconfigs:\n- config_name: a\n  data_files: none/*.parquet\n---\n"])
+        path.write_bytes(
+            dice.choice([b"", flipped(path.read_bytes(), dice), path.read_bytes()[:40]])
+        )
+    notes = dice.choice(
+        [
+            "",
+            "---\n: [\n---\n",
+            "---\nconfigs:\n- config_name: a\n  data_files: none/*.parquet\n---\n",
+        ]
+    )
     (folder / "README.md").write_text(notes)
 
 
@@ -120,18 +151,40 @@ def frame(dice):
     """Return a forecast of an odd data frame."""
     rows = dice.choice([0, 1, 2, 20, 20, 20])
     values = dice.choice(
-        [[1.0] * rows, [float(row % 5) for row in range(rows)], ["x"] * rows, [None] * rows, [1e300] * rows]
+        [
+            [1.0] * rows,
+            [float(row % 5) for row in range(rows)],
+            ["x"] * rows,
+            [None] * rows,
+            [1e300] * rows,
+        ]
     )
     steps = pd.date_range("2020-01-01", periods=rows, freq="h")
     dates = dice.choice(
-        [steps, steps[::-1], list(range(rows)), ["x"] * rows, steps.tz_localize("UTC"), [pd.NaT] * rows]
+        [
+            steps,
+            steps[::-1],
+            list(range(rows)),
+            ["x"] * rows,
+            steps.tz_localize("UTC"),
+            [pd.NaT] * rows,
+        ]
     )
-    names = dice.choice([["date", "a"], ["ds", "y"], ["a", "a"], [0, 1], ["date", None], ["unique_id", "y"]])
+    names = dice.choice(
+        [["date", "a"], ["ds", "y"], ["a", "a"], [0, 1], ["date", None], ["unique_id", "y"]]
+    )
     made = pd.DataFrame(dict(enumerate([dates, values])))
     made.columns = names
     if dice.random() < 0.3:
-        made.insert(0, "unique_id", [dice.choice(["a", "b", None, 3]) for _ in range(rows)], allow_duplicates=True)
-    made = made.set_index(made.columns[0]) if made.columns.is_unique and dice.random() < 0.2 else made
+        made.insert(
+            0,
+            "unique_id",
+            [dice.choice(["a", "b", None, 3]) for _ in range(rows)],
+            allow_duplicates=True,
+        )
+    made = (
+        made.set_index(made.columns[0]) if made.columns.is_unique and dice.random() < 0.2 else made
+    )
     asked = {
         "horizon": dice.choice([1, 2, 5, 0, -1, 10**9]),
         "quantiles": dice.choice([[0.5], [], [0.1, 0.9], [0.9, 0.1], [float("nan")]]),
@@ -163,11 +216,20 @@ def text_call(dice):
 
 def _harness_call(dice, context, text):
     harness = _harness()
-    wanted = {"until": dice.choice([[], [text], text, None]), "max_gen_toks": dice.choice([1, 3, 0])}
+    wanted = {
+        "until": dice.choice([[], [text], text, None]),
+        "max_gen_toks": dice.choice([1, 3, 0]),
+    }
     name, args = dice.choice(
-        [("loglikelihood", (context, text)), ("loglikelihood_rolling", (text,)), ("generate_until", (context, wanted))]
+        [
+            ("loglikelihood", (context, text)),
+            ("loglikelihood_rolling", (text,)),
+            ("generate_until", (context, wanted)),
+        ]
     )
-    return f"{name} {args!r}", lambda: getattr(harness, name)([SimpleNamespace(args=args)], disable_tqdm=True)
+    return f"{name} {args!r}", lambda: getattr(harness, name)(
+        [SimpleNamespace(args=args)], disable_tqdm=True
+    )
 
 
 @functools.cache

@@ -36,14 +36,26 @@ def _outputs(tree: ast.Module, number: int, space: dict[str, Any]) -> list[dict[
     outputs: list[dict[str, Any]] = []
     if printed.getvalue():
         outputs.append(
-            {"output_type": "stream", "name": "stdout", "text": printed.getvalue().splitlines(keepends=True)}
+            {
+                "output_type": "stream",
+                "name": "stdout",
+                "text": printed.getvalue().splitlines(keepends=True),
+            }
         )
     if value is not None:
         data = {"text/plain": repr(value).splitlines(keepends=True)}
         if hasattr(value, "_repr_html_"):
             data["text/html"] = value._repr_html_().splitlines(keepends=True)
-        outputs.append({"output_type": "execute_result", "execution_count": number, "metadata": {}, "data": data})
-    return json.loads(json.dumps(outputs).replace(f"{Path.cwd()}/", ""))  # without folders of this machine
+        outputs.append(
+            {
+                "output_type": "execute_result",
+                "execution_count": number,
+                "metadata": {},
+                "data": data,
+            }
+        )
+    # without folders of this machine
+    return json.loads(json.dumps(outputs).replace(f"{Path.cwd()}/", ""))
 
 
 if __name__ == "__main__":

@@ -22,7 +22,13 @@ from tokenv.training import data_parallel
 from tokenv.training.data_parallel import DataParallelGroup, RankStream
 from tokenv.training.optimizers import make_optimizer, optimizer_step
 from tokenv.training.process_group import init_from_torchrun
-from tokenv.training.update import PassInput, TrainingStep, accumulate_gradients, micro_batch_seed, policy_epochs
+from tokenv.training.update import (
+    PassInput,
+    TrainingStep,
+    accumulate_gradients,
+    micro_batch_seed,
+    policy_epochs,
+)
 
 
 def in_processes(count, function, folder, *arguments):
@@ -94,16 +100,27 @@ def updates(ranks, settings, *, steps=3, ragged=False, frozen=False):
             symbol_BN = source.next(len(team.assignment.rows)).symbols_on(torch.device("cpu"))
             length_B = None
             if ragged:
-                lengths = np.random.default_rng([step, number]).integers(5, 33, config.train.batch_size)
-                length_B = torch.from_numpy(lengths)[team.assignment.rows.start : team.assignment.rows.stop]
-            batches.append(PassInput(symbol_BN, micro_batch_seed(config.seed, step, number), length_B))
+                lengths = np.random.default_rng([step, number]).integers(
+                    5, 33, config.train.batch_size
+                )
+                length_B = torch.from_numpy(lengths)[
+                    team.assignment.rows.start : team.assignment.rows.stop
+                ]
+            batches.append(
+                PassInput(symbol_BN, micro_batch_seed(config.seed, step, number), length_B)
+            )
         figures, rollouts = accumulate_gradients(step_module, batches, team)
-        gradients = gather_full_tensors({name: p.grad for name, p in parameters.items() if p.grad is not None})
+        gradients = gather_full_tensors(
+            {name: p.grad for name, p in parameters.items() if p.grad is not None}
+        )
         gradients = {name: gradient.clone() for name, gradient in gradients.items()}
         optimizer_step(optimizer, parameters, config.train.max_grad_norm)
         further = policy_epochs(step_module, optimizer, rollouts, team, config.train.max_grad_norm)
         found.append((figures.read() | ({} if further is None else further.read()), gradients))
-    return found, {name: tensor.detach().clone() for name, tensor in gather_full_tensors(parts.state_dict()).items()}
+    return found, {
+        name: tensor.detach().clone()
+        for name, tensor in gather_full_tensors(parts.state_dict()).items()
+    }
 
 
 def all_updates(ranks, cases):
@@ -116,10 +133,14 @@ def largest_difference(one, other):
     (steps, state), (other_steps, other_state) = one, other
     assert len(steps) == len(other_steps)
     worst = {"metrics": 0.0, "gradients": 0.0, "state": 0.0}
-    for (metrics, gradients), (other_metrics, other_gradients) in zip(steps, other_steps, strict=True):
+    for (metrics, gradients), (other_metrics, other_gradients) in zip(
+        steps, other_steps, strict=True
+    ):
         assert metrics.keys() == other_metrics.keys()
         assert gradients.keys() == other_gradients.keys()
-        worst["metrics"] = max([worst["metrics"], *(abs(metrics[n] - other_metrics[n]) for n in metrics)])
+        worst["metrics"] = max(
+            [worst["metrics"], *(abs(metrics[n] - other_metrics[n]) for n in metrics)]
+        )
         differences = ((gradients[n] - other_gradients[n]).abs().max().item() for n in gradients)
         worst["gradients"] = max(worst["gradients"], *differences)
     assert state.keys() == other_state.keys()
@@ -141,5 +162,8 @@ def write_series(path: Path) -> None:
 def write_tables(folder: Path) -> None:
     """Write two Parquet files of texts with forty row groups each."""
     for part in range(2):
-        texts = [f"file {part}, text number {number} of some that are long enough" for number in range(240)]
+        texts = [
+            f"file {part}, text number {number} of some that are long enough"
+            for number in range(240)
+        ]
         pq.write_table(pa.table({"text": texts}), folder / f"{part}.parquet", row_group_size=6)

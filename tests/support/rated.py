@@ -24,8 +24,12 @@ def rate_conditioned_agents(width, length):
     return {
         "learned, w = 0": stir(Learned(width, window=0, scale=1.0, rates=RANGE)).double(),
         "learned, w = 3": stir(Learned(width, window=3, scale=1.0, rates=RANGE)).double(),
-        "learned, evaluating": stir(Learned(width, window=3, scale=1.0, rates=RANGE)).double().eval(),
-        "exact_count, w = 2": stir(ExactCount(width, length, window=2, scale=1.0, rates=RANGE)).double(),
+        "learned, evaluating": stir(Learned(width, window=3, scale=1.0, rates=RANGE))
+        .double()
+        .eval(),
+        "exact_count, w = 2": stir(
+            ExactCount(width, length, window=2, scale=1.0, rates=RANGE)
+        ).double(),
         "uniform": Uniform(0.3, length, rates=RANGE),
         "random": Random(0.3, length, rates=RANGE),
         "uniform, rounding at random": Uniform(0.3, length, rounding="random", rates=RANGE),

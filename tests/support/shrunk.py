@@ -47,15 +47,24 @@ TEXT = {"validation": 0.2}
 RATE = 0.025  # in short sequences, lower ones draw no boundary
 SERIES = {"validation": 0.2, "options": {"context": 12, "count": 8, "length": 400, "dwell": 8}}
 HORIZON = 8
-FORECASTING = ("codec.direct", "codec.linear_path", "data.options.future_steps")  # what other sizes follow from
+# what other sizes follow from
+FORECASTING = ("codec.direct", "codec.linear_path", "data.options.future_steps")
 VOCABULARY = 300
-VARIANCE = {"checkpoints": 1, "draws": 4, "reference_draws": 4, "batch_size": 2, "warmup": 1, "timings": 1}
+VARIANCE = {
+    "checkpoints": 1,
+    "draws": 4,
+    "reference_draws": 4,
+    "batch_size": 2,
+    "warmup": 1,
+    "timings": 1,
+}
 
 
 def merge(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
     """``one``, with what ``other`` changes."""
     changed = {
-        k: merge(one[k], v) if isinstance(v, dict) and isinstance(one.get(k), dict) else v for k, v in other.items()
+        k: merge(one[k], v) if isinstance(v, dict) and isinstance(one.get(k), dict) else v
+        for k, v in other.items()
     }
     return one | changed
 
@@ -64,7 +73,11 @@ def words(settings: dict[str, Any], prefix: str = "") -> list[str]:
     """Nested settings as words of a command line."""
     found = []
     for key, value in settings.items():
-        found += words(value, f"{prefix}{key}.") if isinstance(value, dict) else [f"{prefix}{key}={value}"]
+        found += (
+            words(value, f"{prefix}{key}.")
+            if isinstance(value, dict)
+            else [f"{prefix}{key}={value}"]
+        )
     return found
 
 
@@ -166,7 +179,11 @@ def shrink(line: list[str], only: list[str] | None = None) -> list[str]:
             return [*line, f"bpe_vocabulary={VOCABULARY}", "passages=1"]
         settings = content(names[0])
         more = _of_comparison(settings, only)
-        own = [f"common.data.source={given['common.data.source']}"] if "common.data.source" in given else []
+        own = (
+            [f"common.data.source={given['common.data.source']}"]
+            if "common.data.source" in given
+            else []
+        )
         return [*line, *more, *own]
     if command in ("train", "bench", "variance"):
         if "resume" in given:
@@ -175,7 +192,11 @@ def shrink(line: list[str], only: list[str] | None = None) -> list[str]:
         if "run" not in given:
             settings = content(names[0])
             for key in FORECASTING:
-                settings = merge(settings, _nested(key, yaml.safe_load(given[key]))) if key in given else settings
+                settings = (
+                    merge(settings, _nested(key, yaml.safe_load(given[key])))
+                    if key in given
+                    else settings
+                )
             more = words(_of_run(settings))
             if "data.source" in given:  # a file that stands there already, or another synthetic one
                 more.append(f"data.source={given['data.source']}")
@@ -189,7 +210,9 @@ def shrink(line: list[str], only: list[str] | None = None) -> list[str]:
         return [*line, *more]
     small = {
         "segment": {},
-        "evaluate": {"sequences": 4, "batch_size": 4, "limit": 2} if "tasks" in given else {"sequences": 4},
+        "evaluate": {"sequences": 4, "batch_size": 4, "limit": 2}
+        if "tasks" in given
+        else {"sequences": 4},
         "generate": {"max_new_tokens": 5},
         "forecast": {"horizon": HORIZON, "samples": 2, "windows": 2},
     }
@@ -203,7 +226,9 @@ def stand_ins(folder: Path) -> None:
     dice = random.Random(0)
     rows = []
     for number in range(120):
-        said = " ".join(dice.choice(("the", "of", "return", "self", "token", f"x{number}")) for _ in range(30))
+        said = " ".join(
+            dice.choice(("the", "of", "return", "self", "token", f"x{number}")) for _ in range(30)
+        )
         text = f"def f_{number}(x):\n    return {said!r}\n"
         rows.append({"text": text, "content": text})
     lines = "".join(json.dumps(row) + "\n" for row in rows)
@@ -216,8 +241,12 @@ def stand_ins(folder: Path) -> None:
     _table(folder / "new.csv", ETT, 200, dice)
     _table(folder / "my.csv", ("load", "price"), 600, dice)
     for name in ("ecg60", "ecg100"):
-        pd.DataFrame({"mlii": [dice.gauss(0, 1) for _ in range(2000)]}).to_parquet(folder / f"{name}.parquet")
-    (folder / "lambada_test.jsonl").write_text('{"text": "the last word of this line is here"}\n' * 3)
+        pd.DataFrame({"mlii": [dice.gauss(0, 1) for _ in range(2000)]}).to_parquet(
+            folder / f"{name}.parquet"
+        )
+    (folder / "lambada_test.jsonl").write_text(
+        '{"text": "the last word of this line is here"}\n' * 3
+    )
     question = {"goal": "open a jar", "sol1": "turn the lid", "sol2": "paint the lid"}
     (folder / "piqa_valid.jsonl").write_text((json.dumps(question) + "\n") * 3)
     (folder / "piqa_valid_labels.lst").write_text("0\n" * 3)
@@ -231,7 +260,13 @@ def _table(path: Path, columns: tuple[str, ...], hours: int, dice: random.Random
             date = datetime(2016, 7, 1) + timedelta(hours=hour)
             wave = math.sin(hour / 24 * 2 * math.pi)
             writer.writerow(
-                [date, *(f"{wave * (place + 1) + dice.gauss(0, 0.3):.3f}" for place in range(len(columns)))]
+                [
+                    date,
+                    *(
+                        f"{wave * (place + 1) + dice.gauss(0, 0.3):.3f}"
+                        for place in range(len(columns))
+                    ),
+                ]
             )
 
 
@@ -255,7 +290,14 @@ def in_this_process(job: Job) -> JobResult:
     The run's own pictures, which a comparison does not look at, are left blank. What it prints goes to the job's log.
     """
     job.spec.write()
-    blank = patch.object(Figure, "savefig", lambda _, path, **options: Image.new("RGB", (1, 1)).save(path, "png"))
-    with (job.spec.job_dir / "log").open("w") as log, redirect_stdout(log), redirect_stderr(log), blank:
+    blank = patch.object(
+        Figure, "savefig", lambda _, path, **options: Image.new("RGB", (1, 1)).save(path, "png")
+    )
+    with (
+        (job.spec.job_dir / "log").open("w") as log,
+        redirect_stdout(log),
+        redirect_stderr(log),
+        blank,
+    ):
         do_job(job.spec, 0, run_command, error_message)
     return read_result(job.spec, 0)

@@ -5,10 +5,28 @@ from typing import Any
 from tokenv.config.files import merge
 
 SETTINGS: dict[str, Any] = {
-    "data": {"source": "words", "seq_len": 32, "validation": 0.1, "words_documents": 80, "lexicon_size": 20},
-    "model": {"width": 16, "heads": 2, "down_layers": 1, "mid_layers": 1, "up_layers": 1, "window": 8},
+    "data": {
+        "source": "words",
+        "seq_len": 32,
+        "validation": 0.1,
+        "words_documents": 80,
+        "lexicon_size": 20,
+    },
+    "model": {
+        "width": 16,
+        "heads": 2,
+        "down_layers": 1,
+        "mid_layers": 1,
+        "up_layers": 1,
+        "window": 8,
+    },
     "agent": {"name": "learned", "window": 2},
-    "train": {"symbols": 2560, "batch_size": 4, "gradient_accumulation_steps": 2, "warmup_symbols": 512},
+    "train": {
+        "symbols": 2560,
+        "batch_size": 4,
+        "gradient_accumulation_steps": 2,
+        "warmup_symbols": 512,
+    },
     "validation": {"every_symbols": 1024, "sequences": 8, "batch_size": 4},
     "checkpoint": {"every_symbols": 1024, "keep": 10},
     "hardware": {"device": "cpu", "precision": "float32", "compile": "off", "threads": 1},

@@ -50,7 +50,9 @@ def test_the_explained_variance_is_that_of_the_credits(name: str) -> None:
         estimator(td := td.detach())
     credit = Discount(0.9)(EarlyExit()(td.clone()))[keys.ADVANTAGE]
     found = td[keys.DIAGNOSTICS, "explained_variance"]
-    assert found.unique().item() == pytest.approx(explained(credit, td[keys.ADVANTAGE], td[keys.DECISION_MASK]))
+    assert found.unique().item() == pytest.approx(
+        explained(credit, td[keys.ADVANTAGE], td[keys.DECISION_MASK])
+    )
 
 
 def test_a_lambda_returns_critic_is_the_other_texts_mean() -> None:
@@ -58,7 +60,9 @@ def test_a_lambda_returns_critic_is_the_other_texts_mean() -> None:
     recipes.lambda_return(gamma=0.9)(td)
     credit = Discount(0.9)(EarlyExit()(td.clone()))[keys.ADVANTAGE]
     found = td[keys.DIAGNOSTICS, "explained_variance"].unique().item()
-    assert found == pytest.approx(explained(credit, credit - credit.flip(0), td[keys.DECISION_MASK]))
+    assert found == pytest.approx(
+        explained(credit, credit - credit.flip(0), td[keys.DECISION_MASK])
+    )
 
 
 def test_a_critic_which_is_right_explains_all() -> None:
@@ -76,7 +80,10 @@ def test_a_critic_which_is_right_explains_all() -> None:
         shares.append(td[keys.DIAGNOSTICS, "explained_variance_critic"].unique().item())
     assert 0.9 < shares[-1] <= 1
     constant = td.detach().set(keys.REWARD, torch.ones_like(td[keys.REWARD]))
-    assert critic.stages[1](constant)[keys.DIAGNOSTICS, "explained_variance_critic"].unique().item() == 0
+    assert (
+        critic.stages[1](constant)[keys.DIAGNOSTICS, "explained_variance_critic"].unique().item()
+        == 0
+    )
 
 
 def test_the_divergence_is_right_in_expectation_and_clipped_decisions_are_counted() -> None:
@@ -84,7 +91,8 @@ def test_the_divergence_is_right_in_expectation_and_clipped_decisions_are_counte
     estimator = recipes.ppo(epsilon=0.05)
     td, prob_K = world.rollout()
     td = estimator(td).detach()
-    assert keys.DIAGNOSTICS not in td or "kl_approx" not in td[keys.DIAGNOSTICS]  # nothing has moved yet
+    # nothing has moved yet
+    assert keys.DIAGNOSTICS not in td or "kl_approx" not in td[keys.DIAGNOSTICS]
     with torch.no_grad():
         for parameter in world.policy:
             parameter.add_(0.3 * torch.randn_like(parameter))
@@ -111,11 +119,16 @@ def test_boundary_enrichment_is_the_loss_after_boundaries_minus_that_elsewhere()
     ):
         after, elsewhere = [], []
         for a, bits, decided in zip(
-            td[keys.ACTION].flatten(), (-td[key] / math.log(2)).flatten(), td[keys.DECISION_MASK].flatten(), strict=True
+            td[keys.ACTION].flatten(),
+            (-td[key] / math.log(2)).flatten(),
+            td[keys.DECISION_MASK].flatten(),
+            strict=True,
         ):
             if decided:
                 (after if a else elsewhere).append(bits.item())
-        assert found[name].item() == pytest.approx(sum(after) / len(after) - sum(elsewhere) / len(elsewhere), abs=1e-6)
+        assert found[name].item() == pytest.approx(
+            sum(after) / len(after) - sum(elsewhere) / len(elsewhere), abs=1e-6
+        )
     td[keys.ACTION] = td[keys.ACTION] * (td[keys.POSITION] == 0)
     assert rollout_metrics(td, losses, components)["boundary_enrichment"].item() == 0
 
@@ -125,8 +138,12 @@ def test_advantages_are_zero_where_samples_agree() -> None:
     components = build_components(resolve([], settings(estimator={"name": "rloo"})))
     noise = torch.rand(2, 4, 31)
     noise[1, :2] = noise[0, :2]  # of two texts both samples are the same
-    td = rollout(components.lm, components.agent, torch.randint(9, (4, 32)), components.sampling, noise=noise)
-    found = rollout_metrics(td, compute_losses(td, components), components)["advantage_zero_fraction"].item()
+    td = rollout(
+        components.lm, components.agent, torch.randint(9, (4, 32)), components.sampling, noise=noise
+    )
+    found = rollout_metrics(td, compute_losses(td, components), components)[
+        "advantage_zero_fraction"
+    ].item()
     advantage = td[keys.ADVANTAGE][td[keys.DECISION_MASK]]
     assert found == pytest.approx((advantage.abs() < 1e-5).double().mean().item())
     assert 0.5 <= found < 1
@@ -134,14 +151,23 @@ def test_advantages_are_zero_where_samples_agree() -> None:
 
 @pytest.mark.parametrize(
     ("estimator", "further"),
-    [({"name": "ppo"}, True), ({"name": "rloo", "head_epochs": 2}, True), ({"name": "rloo"}, False)],
+    [
+        ({"name": "ppo"}, True),
+        ({"name": "rloo", "head_epochs": 2}, True),
+        ({"name": "rloo"}, False),
+    ],
 )
 def test_every_update_logs_them(tmp_path: Path, estimator: dict[str, Any], further: bool) -> None:
     logged: dict[str, list[float]] = {}
     config = resolve([], settings(estimator=estimator, train={"learning_rate": 0.05}))
     train(config, tmp_path, lambda name, value, _: logged.setdefault(name, []).append(value))
     updates = len(logged["train/bits_per_byte"])
-    always = ("boundary_enrichment", "boundary_enrichment_early", "advantage_zero_fraction", "explained_variance")
+    always = (
+        "boundary_enrichment",
+        "boundary_enrichment_early",
+        "advantage_zero_fraction",
+        "explained_variance",
+    )
     assert {len(logged[f"train/{name}"]) for name in always} == {updates}
     for name in ("clip_fraction", "kl_approx"):
         assert len(logged.get(f"train/{name}", [])) == updates * further

@@ -54,7 +54,10 @@ def test_every_stop_signal_is_one_interrupt_which_is_recorded(
 ) -> None:
     """Send each signal when the process has printed a word."""
     with subprocess.Popen(
-        [sys.executable, "-c", LOOP, *words], cwd=Path(__file__).parents[2], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", LOOP, *words],
+        cwd=Path(__file__).parents[2],
+        stdout=subprocess.PIPE,
+        text=True,
     ) as process:
         assert process.stdout is not None
         said: list[str] = []

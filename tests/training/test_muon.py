@@ -30,9 +30,13 @@ shapes = st.lists(st.tuples(st.integers(1, 6), st.integers(1, 6)), min_size=1, m
 
 
 @given(shapes, st.integers(0, 2**32), st.sampled_from([1e-9, 1.0, 1e6]))
-def test_orthogonalize_changes_singular_values_alone(shapes: list[tuple[int, int]], seed: int, scale: float) -> None:
+def test_orthogonalize_changes_singular_values_alone(
+    shapes: list[tuple[int, int]], seed: int, scale: float
+) -> None:
     numbers = torch.Generator().manual_seed(seed)
-    matrices = [scale * torch.randn(shape, generator=numbers, dtype=torch.float64) for shape in shapes]
+    matrices = [
+        scale * torch.randn(shape, generator=numbers, dtype=torch.float64) for shape in shapes
+    ]
     for matrix, found in zip(matrices, orthogonalize(matrices), strict=True):
         assert torch.allclose(found, reference(matrix), atol=1e-8)
 
@@ -45,11 +49,22 @@ def test_singular_values_come_near_one_and_zero_stays_zero() -> None:
     assert torch.equal(orthogonalize([torch.zeros(3, 4)])[0], torch.zeros(3, 4))
 
 
-def some_steps(config: TrainConfig, parameters: dict[str, torch.nn.Parameter]) -> list[dict[str, Tensor]]:
+def some_steps(
+    config: TrainConfig, parameters: dict[str, torch.nn.Parameter]
+) -> list[dict[str, Tensor]]:
     """Make three steps, and return their gradients."""
-    optimizer, numbers, made = optimizers.make_optimizer(config, parameters), torch.Generator().manual_seed(0), []
+    optimizer, numbers, made = (
+        optimizers.make_optimizer(config, parameters),
+        torch.Generator().manual_seed(0),
+        [],
+    )
     for _ in range(3):
-        made.append({name: torch.randn(p.shape, generator=numbers, dtype=p.dtype) for name, p in parameters.items()})
+        made.append(
+            {
+                name: torch.randn(p.shape, generator=numbers, dtype=p.dtype)
+                for name, p in parameters.items()
+            }
+        )
         for name, parameter in parameters.items():
             parameter.grad = made[-1][name].clone()
         optimizer.step()
@@ -66,9 +81,16 @@ def after_steps(start: Tensor, gradients: list[Tensor]) -> Tensor:
     return matrix
 
 
-def test_muon_optimizes_matrices_of_layers_and_adamw_all_others(tiny_settings: dict[str, Any]) -> None:
+def test_muon_optimizes_matrices_of_layers_and_adamw_all_others(
+    tiny_settings: dict[str, Any],
+) -> None:
     tiny_settings["hardware"]["precision"] = "float64"
-    tiny_settings["train"] |= {"learning_rate": 0.01, "agent_learning_rate": 2e-3, "weight_decay": 0.1, "beta1": 0.8}
+    tiny_settings["train"] |= {
+        "learning_rate": 0.01,
+        "agent_learning_rate": 2e-3,
+        "weight_decay": 0.1,
+        "beta1": 0.8,
+    }
     found: dict[str, dict[str, torch.nn.Parameter]] = {}
     for optimizer in ("adamw", "muon"):
         tiny_settings["train"]["optimizer"] = optimizer
@@ -78,11 +100,15 @@ def test_muon_optimizes_matrices_of_layers_and_adamw_all_others(tiny_settings: d
         gradients = some_steps(config.train, found[optimizer])
     others = {name for name in start if torch.equal(found["muon"][name], found["adamw"][name])}
     matrices = ("qkv", "out", "mlp.gate_up", "mlp.down")
-    layers = {f"lm.{part}.0.{matrix}.weight" for part in ("down", "mid", "up") for matrix in matrices}
+    layers = {
+        f"lm.{part}.0.{matrix}.weight" for part in ("down", "mid", "up") for matrix in matrices
+    }
     assert others == start.keys() - layers
     for name in layers:
         of_one = [each[name].chunk(3 if "qkv" in name else 1) for each in (start, *gradients)]
-        expected = torch.cat([after_steps(first, list(rest)) for first, *rest in zip(*of_one, strict=True)])
+        expected = torch.cat(
+            [after_steps(first, list(rest)) for first, *rest in zip(*of_one, strict=True)]
+        )
         assert torch.allclose(found["muon"][name], expected, atol=1e-9), name
 
 
@@ -93,7 +119,9 @@ def test_steps_equal_those_of_torch() -> None:
     ours = {"lm.mid.0.out.weight": torch.nn.Parameter(start.clone())}
     theirs = torch.nn.Parameter(start.clone())
     config = TrainConfig(optimizer="muon", learning_rate=1e-2, weight_decay=0.1, beta1=0.9)
-    peer = torch.optim.Muon([theirs], lr=1e-2, weight_decay=0.1, momentum=0.9, adjust_lr_fn="match_rms_adamw")
+    peer = torch.optim.Muon(
+        [theirs], lr=1e-2, weight_decay=0.1, momentum=0.9, adjust_lr_fn="match_rms_adamw"
+    )
     for gradients in some_steps(config, ours):
         theirs.grad = gradients["lm.mid.0.out.weight"]
         peer.step()
@@ -104,7 +132,9 @@ def test_steps_equal_those_of_torch() -> None:
 def test_moments_of_another_optimizer_are_rejected(tiny_settings: dict[str, Any]) -> None:
     both = {}
     for name in ("adamw", "muon"):
-        config = resolve([], tiny_settings | {"train": tiny_settings["train"] | {"optimizer": name}})
+        config = resolve(
+            [], tiny_settings | {"train": tiny_settings["train"] | {"optimizer": name}}
+        )
         parameters = build_components(config).named_parameters()
         optimizer = optimizers.make_optimizer(config.train, parameters)
         for parameter in parameters.values():

@@ -35,10 +35,28 @@ SERIES = {
     "codec": {"name": "series"},
 }
 TINY = {
-    "data": {"source": "words", "seq_len": 32, "validation": 0.1, "words_documents": 80, "lexicon_size": 20},
-    "model": {"width": 16, "heads": 2, "down_layers": 1, "mid_layers": 1, "up_layers": 1, "window": 8},
+    "data": {
+        "source": "words",
+        "seq_len": 32,
+        "validation": 0.1,
+        "words_documents": 80,
+        "lexicon_size": 20,
+    },
+    "model": {
+        "width": 16,
+        "heads": 2,
+        "down_layers": 1,
+        "mid_layers": 1,
+        "up_layers": 1,
+        "window": 8,
+    },
     "agent": {"name": "learned", "window": 2},
-    "train": {"symbols": 2560, "batch_size": 4, "gradient_accumulation_steps": 1, "warmup_symbols": 512},
+    "train": {
+        "symbols": 2560,
+        "batch_size": 4,
+        "gradient_accumulation_steps": 1,
+        "warmup_symbols": 512,
+    },
     "hardware": {"device": "cpu", "precision": "float64", "compile": "off", "threads": 1},
 }
 RUN = merge(
@@ -62,7 +80,10 @@ def sharded(case):
 
 def of_estimator(name, accumulate, **options):
     more = HNET if name == "path" else {"agent": {"window": 0 if name in PAST else 2}}
-    chosen = {"estimator": {"name": name, **options}, "train": {"gradient_accumulation_steps": accumulate}}
+    chosen = {
+        "estimator": {"name": name, **options},
+        "train": {"gradient_accumulation_steps": accumulate},
+    }
     return merge(merge(TINY, chosen), more)
 
 
@@ -73,7 +94,11 @@ def every_case(folder):
     series = merge(SERIES, {"data": {"source": str(gaps)}})
     del (own := {**TINY, "data": {}})["data"]
     series = merge(own, series)
-    cases = {f"{name} {passes}": of_estimator(name, passes) for name in registry.ESTIMATORS for passes in (1, 2)}
+    cases = {
+        f"{name} {passes}": of_estimator(name, passes)
+        for name in registry.ESTIMATORS
+        for passes in (1, 2)
+    }
     cases |= {
         "critic of samples 1": of_estimator("text_critic", 1, num_samples=2, warmup=1),
         "clipped head 1": of_estimator("ppo", 1, head_epochs=2),
@@ -87,8 +112,14 @@ def every_case(folder):
     cases["rates, rloo 2"] = merge(of_estimator("rloo", 2, num_samples=2), RATES)
     cases["rates, exact_count"] = merge({**TINY, "agent": {"name": "exact_count"}}, RATES)
     cases["agent random, rates"] = merge({**TINY, "agent": {"name": "random"}}, RATES)
-    cases["rate target of sequences"] = merge(TINY, {"rate_target": {"name": "ratio", "over": "sequence"}})
-    nawrot = {"agent": {"name": "nawrot"}, "model": {"pooling": "mean"}, "rate_target": {"name": "binomial"}}
+    cases["rate target of sequences"] = merge(
+        TINY, {"rate_target": {"name": "ratio", "over": "sequence"}}
+    )
+    nawrot = {
+        "agent": {"name": "nawrot"},
+        "model": {"pooling": "mean"},
+        "rate_target": {"name": "binomial"},
+    }
     cases["nawrot"] = merge({**TINY, "agent": {}}, merge(nawrot, {"estimator": {"name": "gumbel"}}))
     for agent in (
         {"name": "entropy"},
@@ -101,15 +132,33 @@ def every_case(folder):
     cases["frozen"] = of_estimator("rloo", 2), {"frozen": True}
     cases["series"] = series, {}
     cases["series direct 2"] = (
-        merge(series, {"codec": {"horizon": 3}, "loss": {"auxiliary": 1}, "train": {"gradient_accumulation_steps": 2}}),
+        merge(
+            series,
+            {
+                "codec": {"horizon": 3},
+                "loss": {"auxiliary": 1},
+                "train": {"gradient_accumulation_steps": 2},
+            },
+        ),
         {},
     )
-    cases["series hnet"] = merge({**series, "agent": {}}, merge(HNET, {"estimator": {"name": "path"}})), {}
+    cases["series hnet"] = (
+        merge({**series, "agent": {}}, merge(HNET, {"estimator": {"name": "path"}})),
+        {},
+    )
     return cases
 
 
 QUICK = (
-    *("reinforce 2", "moving_average 2", "critic of samples 1", "off_policy 1", "relax 1", "clipped head 1", "path 1"),
+    *(
+        "reinforce 2",
+        "moving_average 2",
+        "critic of samples 1",
+        "off_policy 1",
+        "relax 1",
+        "clipped head 1",
+        "path 1",
+    ),
     *("agent entropy", "series", "rates, logit_pressure", "rates, rloo 2", "muon 2"),
 )
 
@@ -179,14 +228,22 @@ def all_in_a_pair(ranks, cases, folder, saved_alone, tables, saved_streamed):
     """Compute all results which need two processes, in one pair of processes."""
     return {
         "streamed": trained(ranks, streamed(tables), folder / "streamed"),
-        "streamed, resumed": trained(ranks, streamed(tables), folder / "streamed-resumed", saved_streamed),
+        "streamed, resumed": trained(
+            ranks, streamed(tables), folder / "streamed-resumed", saved_streamed
+        ),
         "updates": support.all_updates(ranks, cases),
         "run": trained(ranks, RUN, folder / "run"),
         "resumed": trained(ranks, RUN, folder / "resumed", saved_alone),
-        "sharded updates": support.all_updates(ranks, {name: sharded(cases[name]) for name in SHARDED}),
-        "sharded, one recomputes": support.updates(ranks, merge(merge(TINY, SHARDS), recomputing(ranks.is_first))),
+        "sharded updates": support.all_updates(
+            ranks, {name: sharded(cases[name]) for name in SHARDED}
+        ),
+        "sharded, one recomputes": support.updates(
+            ranks, merge(merge(TINY, SHARDS), recomputing(ranks.is_first))
+        ),
         "sharded": trained(ranks, merge(RUN, SHARDS), folder / "sharded"),
-        "sharded, resumed": trained(ranks, merge(RUN, SHARDS), folder / "sharded-resumed", saved_alone),
+        "sharded, resumed": trained(
+            ranks, merge(RUN, SHARDS), folder / "sharded-resumed", saved_alone
+        ),
         "imitating": trained(ranks, IMITATING, folder / "imitating"),
         "not finite": broken(ranks, folder / "nan", lambda loss: loss * torch.nan),
         "one fails": ended(ranks, lambda: ranks.run_on_all_ranks(lambda: work(ranks.rank))),
@@ -194,7 +251,11 @@ def all_in_a_pair(ranks, cases, folder, saved_alone, tables, saved_streamed):
         "different": ended(ranks, lambda: ranks.assert_consistent({"a": 1, "b": ranks.rank})),
         "uneven": ended(
             ranks,
-            lambda: trained(ranks, merge(RUN, {"train": {"batch_size": 3, "gradient_accumulation_steps": 1}}), folder),
+            lambda: trained(
+                ranks,
+                merge(RUN, {"train": {"batch_size": 3, "gradient_accumulation_steps": 1}}),
+                folder,
+            ),
         ),
         "interrupted": broken(ranks, folder / "interrupted", interrupt),
     }
@@ -239,26 +300,39 @@ def assert_alike(name, one, several):
 def test_two_ranks_equal_one(pair, name):
     found, cases, _ = pair
     case, how = cases[name]
-    assert_alike(name, support.updates(Ranks(), case, **how), [each["updates"][name] for each in found])
+    assert_alike(
+        name, support.updates(Ranks(), case, **how), [each["updates"][name] for each in found]
+    )
 
 
 @pytest.mark.parametrize("name", SHARDED)
 def test_two_ranks_with_a_sharded_model_equal_one(pair, name):
     found, cases, _ = pair
     case, how = cases[name]
-    assert_alike(name, support.updates(Ranks(), case, **how), [each["sharded updates"][name] for each in found])
+    assert_alike(
+        name,
+        support.updates(Ranks(), case, **how),
+        [each["sharded updates"][name] for each in found],
+    )
 
 
 def test_ranks_which_share_a_model_may_differ_in_activation_checkpointing(pair):
     found, _, _ = pair
-    assert_alike("reinforce", support.updates(Ranks(), TINY), [each["sharded, one recomputes"] for each in found])
+    assert_alike(
+        "reinforce",
+        support.updates(Ranks(), TINY),
+        [each["sharded, one recomputes"] for each in found],
+    )
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("world", "shard"), [(2, 1), (4, 1), (2, 2), (4, 2)])
 def test_two_and_four_ranks_equal_one_for_every_component(tmp_path, world, shard):
     cases = every_case(tmp_path)
-    cases = {name: (merge(case, {"hardware": {"fsdp_size": shard}}), how) for name, (case, how) in cases.items()}
+    cases = {
+        name: (merge(case, {"hardware": {"fsdp_size": shard}}), how)
+        for name, (case, how) in cases.items()
+    }
     found = support.in_processes(world, support.all_updates, tmp_path / "told", cases)
     assert all(isinstance(each, dict) for each in found), found
     for name, (case, how) in cases.items():
@@ -278,7 +352,9 @@ def test_a_run_of_two_ranks_equals_the_run_of_one(pair, alone, kind):
     for each in found:
         assert_same_run(each[kind], alone[0])
     assert {"calibrated/bits_per_byte", "validation/standard_error"} <= alone[0].keys()
-    one, two = (checkpoints.load(checkpoints.list_complete(of)[-1]) for of in (alone[1], folder / kind))
+    one, two = (
+        checkpoints.load(checkpoints.list_complete(of)[-1]) for of in (alone[1], folder / kind)
+    )
     assert two.tensors.keys() == one.tensors.keys()
     assert two.optimizer.keys() == one.optimizer.keys()
     assert two.state["data"] == one.state["data"]
@@ -287,7 +363,9 @@ def test_a_run_of_two_ranks_equals_the_run_of_one(pair, alone, kind):
 
 
 @pytest.mark.parametrize(("kind", "resumed"), [("run", "resumed"), ("sharded", "sharded, resumed")])
-def test_one_and_two_ranks_resume_from_each_others_checkpoints(pair, alone, tmp_path, kind, resumed):
+def test_one_and_two_ranks_resume_from_each_others_checkpoints(
+    pair, alone, tmp_path, kind, resumed
+):
     found, _, folder = pair
     for each in found:
         assert_same_run(each[resumed], alone[0])
@@ -295,14 +373,18 @@ def test_one_and_two_ranks_resume_from_each_others_checkpoints(pair, alone, tmp_
     assert_same_run(trained(Ranks(), RUN, tmp_path, saved), alone[0])
 
 
-def test_a_streamed_run_of_two_ranks_equals_one_and_resumes_with_either(pair, streamed_alone, tmp_path):
+def test_a_streamed_run_of_two_ranks_equals_one_and_resumes_with_either(
+    pair, streamed_alone, tmp_path
+):
     found, _, folder = pair
     history, saved_alone, tables = streamed_alone
     for each in found:
         assert_same_run(each["streamed"], history)
         assert_same_run(each["streamed, resumed"], history)
     for one, two in zip(
-        checkpoints.list_complete(saved_alone), checkpoints.list_complete(folder / "streamed"), strict=True
+        checkpoints.list_complete(saved_alone),
+        checkpoints.list_complete(folder / "streamed"),
+        strict=True,
     ):
         places = checkpoints.load(one).state["data"]
         assert checkpoints.load(two).state["data"] == places
@@ -314,7 +396,9 @@ def test_a_streamed_run_of_two_ranks_equals_one_and_resumes_with_either(pair, st
 @pytest.mark.slow
 def test_four_ranks_resume_from_a_checkpoint_of_two(pair, alone, tmp_path):
     saved = checkpoints.list_complete(pair[2] / "run")[0]
-    for history in support.in_processes(4, trained, tmp_path / "told", RUN, tmp_path / "run", saved):
+    for history in support.in_processes(
+        4, trained, tmp_path / "told", RUN, tmp_path / "run", saved
+    ):
         assert_same_run(history, alone[0])
 
 
@@ -326,7 +410,9 @@ def test_a_nonfinite_loss_on_one_rank_stops_all(pair):
     assert f"the last good checkpoint is {saved}" in found[0]["not finite"]
 
 
-def test_a_signal_to_one_rank_stops_all_after_the_same_step_with_a_checkpoint(pair, alone, tmp_path):
+def test_a_signal_to_one_rank_stops_all_after_the_same_step_with_a_checkpoint(
+    pair, alone, tmp_path
+):
     found, _, folder = pair
     assert [each["interrupted"] for each in found] == ["KeyboardInterrupt: "] * 2
     saved = checkpoints.list_complete(folder / "interrupted")
@@ -347,7 +433,9 @@ def test_an_error_on_one_rank_is_reported_by_the_first(pair):
 
 def test_different_ranks_are_rejected(pair):
     for each in pair[0]:
-        assert each["different"].startswith("RanksError: rank 0 has b = 0, and rank 1 has 1: expected the same")
+        assert each["different"].startswith(
+            "RanksError: rank 0 has b = 0, and rank 1 has 1: expected the same"
+        )
 
 
 def test_a_number_of_ranks_which_does_not_divide_is_rejected(pair):
@@ -359,7 +447,9 @@ def test_a_number_of_ranks_which_does_not_divide_is_rejected(pair):
 def test_cross_step_state_needs_ranks_which_divide_the_batch():
     config = resolve([], of_estimator("moving_average", 2))
     check_components(config, 4)
-    with pytest.raises(UserError, match=r"8 processes with train.batch_size = 4: .* keeps state .* such as 4"):
+    with pytest.raises(
+        UserError, match=r"8 processes with train.batch_size = 4: .* keeps state .* such as 4"
+    ):
         check_components(config, 8)
     check_components(resolve([], of_estimator("reinforce", 2)), 8)
     with pytest.raises(UserError, match="16 processes cannot share the 8 sequences"):
@@ -372,7 +462,13 @@ def test_which_components_have_cross_step_state():
         for name in registry.ESTIMATORS
         if build_components(resolve([], of_estimator(name, 1))).has_cross_step_state
     }
-    assert remembering == {"moving_average", "linear_critic", "text_critic", "boundary_credit", "off_policy"}
+    assert remembering == {
+        "moving_average",
+        "linear_critic",
+        "text_critic",
+        "boundary_credit",
+        "off_policy",
+    }
 
 
 @settings(deadline=None)
@@ -383,9 +479,14 @@ def test_every_sequence_belongs_to_exactly_one_rank(accumulate, batch_size, worl
         with pytest.raises(UserError, match=f"{world} processes"):
             BatchAssignment(accumulate, batch_size, 0, world, split_each_pass)
         return
-    ranks = [BatchAssignment(accumulate, batch_size, rank, world, split_each_pass) for rank in range(world)]
+    ranks = [
+        BatchAssignment(accumulate, batch_size, rank, world, split_each_pass)
+        for rank in range(world)
+    ]
     taken = [(number, row) for each in ranks for number in each.passes for row in each.rows]
-    assert sorted(taken) == [(number, row) for number in range(accumulate) for row in range(batch_size)]
+    assert sorted(taken) == [
+        (number, row) for number in range(accumulate) for row in range(batch_size)
+    ]
     assert len({len(each.rows) for each in ranks}) == len({len(each.passes) for each in ranks}) == 1
     for each in ranks:  # who shares a pass are successive ranks, in the order of their rows
         first = each.rank // each.members * each.members
@@ -394,7 +495,9 @@ def test_every_sequence_belongs_to_exactly_one_rank(accumulate, batch_size, worl
         assert all(other.passes == each.passes for other in ranks[first : first + each.members])
 
 
-@pytest.mark.parametrize(("accumulate", "batch_size", "world"), [(1, 4, 2), (2, 4, 2), (2, 4, 8), (3, 4, 6), (4, 1, 2)])
+@pytest.mark.parametrize(
+    ("accumulate", "batch_size", "world"), [(1, 4, 2), (2, 4, 2), (2, 4, 8), (3, 4, 6), (4, 1, 2)]
+)
 def test_ranks_together_read_the_sequences_of_one(accumulate, batch_size, world):
     corpus = load_corpus(resolve([], TINY).data)
     whole = corpus.train(seed=1)
@@ -405,7 +508,9 @@ def test_ranks_together_read_the_sequences_of_one(accumulate, batch_size, world)
         expected = [whole.next(batch_size).origin for _ in range(accumulate)]
         for source, slots in zip(sources, ranks, strict=True):
             own = [source.next(len(slots.rows)).origin for _ in slots.passes]
-            assert own == [expected[number][slots.rows.start : slots.rows.stop] for number in slots.passes]
+            assert own == [
+                expected[number][slots.rows.start : slots.rows.stop] for number in slots.passes
+            ]
         assert all(source.state_dict() == whole.state_dict() for source in sources)
 
 

@@ -29,7 +29,9 @@ def parts(window):
     torch.manual_seed(window)
     sizes = {"down_layers": 1, "mid_layers": 2, "up_layers": 1, "window": 4}
     lm = UNet(UNetConfig(width=WIDTH, heads=2, **sizes)).double()
-    agent = Learned(WIDTH, rate=RATE, window=window, scale=SCALE, softcap=CAP, projection_bias=True).double()
+    agent = Learned(
+        WIDTH, rate=RATE, window=window, scale=SCALE, softcap=CAP, projection_bias=True
+    ).double()
     with torch.no_grad():
         lm.early_head.weight.normal_(std=0.3)
         for parameter in agent.projection.parameters():
@@ -65,14 +67,19 @@ def draw(agent, x_TD, noise_T, length, off_policy):
 def released_losses(lm, agent, symbol_BN, length_B, noise_BT, off_policy):
     """Every loss as a sum over positions, with the numbers of positions by which the released code divides."""
     x_BND = lm.encode(symbol_BN)[:, :-1]
-    rows = [draw(agent, x_BND[b].detach(), noise_BT[b], length_B[b], off_policy) for b in range(BATCH)]
+    rows = [
+        draw(agent, x_BND[b].detach(), noise_BT[b], length_B[b], off_policy) for b in range(BATCH)
+    ]
     action_BT = torch.stack(rows)
     # A model of its own layers: all that happens to predictions here is the heads, as log-softmax.
     late = lm.codec.logits(lm.decode(x_BND, action_BT)).log_softmax(-1)
     early = lm.codec.logits(lm.early_exit(x_BND)).log_softmax(-1)
     target_BT1 = symbol_BN[:, 1:, None]
     late_BT, early_BT = -late.gather(-1, target_BT1)[..., 0], -early.gather(-1, target_BT1)[..., 0]
-    reward = [[(early_BT[b, t] - late_BT[b, t]).item() for t in range(length_B[b] - 1)] for b in range(BATCH)]
+    reward = [
+        [(early_BT[b, t] - late_BT[b, t]).item() for t in range(length_B[b] - 1)]
+        for b in range(BATCH)
+    ]
     policy_sum, logit_sum, prob_sum, positions = 0.0, 0.0, 0.0, sum(length_B)
     for b in range(BATCH):
         credit = 0.0
@@ -109,8 +116,12 @@ def test_an_update_is_the_released_one(window, lengths, off_policy):
     symbol_BN = torch.randint(256, (BATCH, LENGTH))
     noise_BT = torch.rand(BATCH, LENGTH - 1, dtype=torch.float64)
     expected = released_losses(lm, agent, symbol_BN, lengths, noise_BT, off_policy)
-    weighted = {"lm": WEIGHTS["likelihood"]} | {name: WEIGHTS[name] for name in ("early", "policy", "rate")}
-    parameters = dict(lm.named_parameters()) | {f"agent.{name}": p for name, p in agent.named_parameters()}
+    weighted = {"lm": WEIGHTS["likelihood"]} | {
+        name: WEIGHTS[name] for name in ("early", "policy", "rate")
+    }
+    parameters = dict(lm.named_parameters()) | {
+        f"agent.{name}": p for name, p in agent.named_parameters()
+    }
     total = sum(weight * expected[name] for name, weight in weighted.items())
     gradient = torch.autograd.grad(total, list(parameters.values()))
 
@@ -124,12 +135,16 @@ def test_an_update_is_the_released_one(window, lengths, off_policy):
         rate=WEIGHTS["rate"] * decisions,
     )
     estimator = reinforce(GAMMA, centred="reward", warm_start=int(off_policy), rate=RATE)
-    step = TrainingStep(Components(lm, agent, estimator, LogitPressure(RATE, count_forced=True)), weights)
+    step = TrainingStep(
+        Components(lm, agent, estimator, LogitPressure(RATE, count_forced=True)), weights
+    )
     found = step(PassInput(symbol_BN, seed=0, length_B=torch.tensor(lengths), noise=noise_BT))
     found.total.backward()
     scale = SimpleNamespace(lm=predictions, early=predictions, policy=decisions, rate=decisions)
     for name, value in expected.items():
-        torch.testing.assert_close(found.shares[name] * getattr(scale, name), value.detach(), **EXACT)
+        torch.testing.assert_close(
+            found.shares[name] * getattr(scale, name), value.detach(), **EXACT
+        )
     for (name, parameter), true in zip(parameters.items(), gradient, strict=True):
         torch.testing.assert_close(parameter.grad, true, **EXACT, msg=name)
     assert all(true.abs().sum() > 0 for true in gradient)

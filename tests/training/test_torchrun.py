@@ -35,9 +35,18 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def start(count: int, *words: str) -> subprocess.Popen[str]:
-    torchrun = [sys.executable, "-W", "ignore", "-m", "torch.distributed.run", f"--nproc-per-node={count}"]
+    torchrun = [
+        sys.executable,
+        "-W",
+        "ignore",
+        "-m",
+        "torch.distributed.run",
+        f"--nproc-per-node={count}",
+    ]
     own = os.environ | {"OMP_NUM_THREADS": "1"}
-    return subprocess.Popen([*torchrun, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=own)
+    return subprocess.Popen(
+        [*torchrun, *words], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=own
+    )
 
 
 def messages(process: subprocess.Popen[str]) -> list[str]:
@@ -55,7 +64,9 @@ def wait_for_checkpoint(run: Path) -> None:
 
 def metrics(run: str) -> dict[str, Any]:
     told = json.loads((Path(run) / "metrics.json").read_text())
-    return {name: (of["steps"], of["values"]) for name, of in told.items() if "per_second" not in name}
+    return {
+        name: (of["steps"], of["values"]) for name, of in told.items() if "per_second" not in name
+    }
 
 
 def assert_same_run(run: str, expected: str) -> None:
@@ -84,14 +95,17 @@ def test_two_processes_equal_one_stop_are_lost_and_resume() -> None:
 
     lost = start(2, "-m", "tokenv", "train", "with", "tiny.yaml")
     wait_for_checkpoint(Path("runs/5"))
-    others = [each for each in psutil.Process(lost.pid).children() if each.environ().get("RANK") == "1"]
+    others = [
+        each for each in psutil.Process(lost.pid).children() if each.environ().get("RANK") == "1"
+    ]
     others[0].kill()
     (said,) = messages(lost)
     assert said.endswith("resume it with: tokenv train with resume=runs/5")
     run_command("train", ["with", "resume=runs/5"])
     assert_same_run("runs/6", "runs/1")
 
-    finished = start(2, "-m", "tokenv", "train", "with", "resume=runs/6")  # shows what came out once more
+    # shows what came out once more
+    finished = start(2, "-m", "tokenv", "train", "with", "resume=runs/6")
     assert messages(finished) == []
     assert finished.returncode == 0
     assert not Path("runs/7").exists()
@@ -100,14 +114,24 @@ def test_two_processes_equal_one_stop_are_lost_and_resume() -> None:
 @pytest.mark.parametrize(
     ("count", "words", "said"),
     [
-        (3, ["train", "with", "tiny.yaml"], "3 processes cannot share the 4 sequences of an update evenly"),
+        (
+            3,
+            ["train", "with", "tiny.yaml"],
+            "3 processes cannot share the 4 sequences of an update evenly",
+        ),
         (2, ["train", "with", "tiny.yaml", "train.batch_siz=1"], "unknown key train.batch_siz"),
-        (2, ["train", "with", "tiny.yaml", "seed=$RANK"], "rank 0 has seed = 0, and rank 1 has 1: expected the same"),
+        (
+            2,
+            ["train", "with", "tiny.yaml", "seed=$RANK"],
+            "rank 0 has seed = 0, and rank 1 has 1: expected the same",
+        ),
         (2, ["train", "with", "tiny.yaml", "estimator.name=no-such"], "no-such"),
         (2, ["evaluate", "with", "run=runs/1"], "tokenv evaluate works in one process"),
     ],
 )
-def test_an_impossible_run_is_one_message_and_no_run(count: int, words: list[str], said: str) -> None:
+def test_an_impossible_run_is_one_message_and_no_run(
+    count: int, words: list[str], said: str
+) -> None:
     Path("each.sh").write_text(f"exec {sys.executable} -W ignore -m tokenv {' '.join(words)}\n")
     process = start(count, "--no-python", "sh", "each.sh")
     (message,) = messages(process)

@@ -22,10 +22,14 @@ from tokenv.training.optimizers import learning_rate
 from tokenv.training.trainer import train
 
 
-def run(settings: dict[str, Any], folder: Path, **options: Any) -> tuple[History, list[tuple[str, float, int]]]:
+def run(
+    settings: dict[str, Any], folder: Path, **options: Any
+) -> tuple[History, list[tuple[str, float, int]]]:
     logged: list[tuple[str, float, int]] = []
     config = resolve([], settings)
-    _, history = train(config, folder, lambda name, value, x: logged.append((name, value, x)), **options)
+    _, history = train(
+        config, folder, lambda name, value, x: logged.append((name, value, x)), **options
+    )
     return history, logged
 
 
@@ -38,7 +42,9 @@ def without_clock(logged: list[tuple[str, float, int]]) -> dict[str, list[tuple[
 
 
 @pytest.mark.parametrize("agent", ["learned", "uniform", "random"])
-def test_every_agent_trains_without_a_special_case(agent: str, tiny_settings: dict[str, Any], tmp_path: Path) -> None:
+def test_every_agent_trains_without_a_special_case(
+    agent: str, tiny_settings: dict[str, Any], tmp_path: Path
+) -> None:
     tiny_settings |= {"agent": {"name": agent}}
     tiny_settings["train"] |= {"symbols": 30_000, "learning_rate": 1e-2}
     history, _ = run(tiny_settings, tmp_path)
@@ -49,7 +55,9 @@ def test_every_agent_trains_without_a_special_case(agent: str, tiny_settings: di
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_resuming_equals_never_having_stopped(optimizer: str, tiny_settings: dict[str, Any], tmp_path: Path) -> None:
+def test_resuming_equals_never_having_stopped(
+    optimizer: str, tiny_settings: dict[str, Any], tmp_path: Path
+) -> None:
     tiny_settings["train"]["optimizer"] = optimizer
     _, whole = run(tiny_settings, tmp_path / "whole")
     found = checkpoints.list_complete(tmp_path / "whole")
@@ -58,7 +66,10 @@ def test_resuming_equals_never_having_stopped(optimizer: str, tiny_settings: dic
         folder = tmp_path / f"resumed-{number}"
         _, resumed = run(tiny_settings, folder, resume=checkpoints.load(path))
         assert without_clock(resumed) == without_clock(whole)
-        last, expected = checkpoints.load(checkpoints.list_complete(folder)[-1]), checkpoints.load(found[-1])
+        last, expected = (
+            checkpoints.load(checkpoints.list_complete(folder)[-1]),
+            checkpoints.load(found[-1]),
+        )
         for name, tensor in (expected.tensors | expected.optimizer).items():
             assert torch.equal((last.tensors | last.optimizer)[name], tensor), name
         assert last.state["data"] == expected.state["data"]
@@ -76,7 +87,9 @@ def test_the_agent_has_a_learning_rate_of_its_own(tiny_settings: dict[str, Any])
         for parameter in parameters.values():
             parameter.grad = torch.ones_like(parameter)
         optimizers.make_optimizer(config.train, parameters).step()
-        moved[own] = {name: (before[name] - parameter).max().item() for name, parameter in parameters.items()}
+        moved[own] = {
+            name: (before[name] - parameter).max().item() for name, parameter in parameters.items()
+        }
     assert any(name.startswith("agent.") for name in moved[None])
     for name, step in moved[5e-3].items():
         assert moved[None][name] == pytest.approx(1e-3, rel=1e-2)
@@ -85,9 +98,13 @@ def test_the_agent_has_a_learning_rate_of_its_own(tiny_settings: dict[str, Any])
         assert step == pytest.approx(expected, rel=1e-2), name
 
 
-def test_its_own_learning_rate_resumes_bit_for_bit(tiny_settings: dict[str, Any], tmp_path: Path) -> None:
+def test_its_own_learning_rate_resumes_bit_for_bit(
+    tiny_settings: dict[str, Any], tmp_path: Path
+) -> None:
     same = tiny_settings["train"] | {"agent_learning_rate": 3e-3, "learning_rate": 3e-3}
-    _, plain = run(tiny_settings | {"train": same | {"agent_learning_rate": None}}, tmp_path / "plain")
+    _, plain = run(
+        tiny_settings | {"train": same | {"agent_learning_rate": None}}, tmp_path / "plain"
+    )
     _, equal = run(tiny_settings | {"train": same}, tmp_path / "equal")
     assert without_clock(equal) == without_clock(plain)
     faster = tiny_settings | {"train": same | {"agent_learning_rate": 3e-2}}
@@ -171,35 +188,52 @@ def test_accumulating_averages_gradients(tiny_settings: dict[str, Any], tmp_path
 
 
 def test_schedule_is_counted_in_bytes() -> None:
-    config = TrainConfig(symbols=1000, warmup_symbols=200, learning_rate=2.0, final_learning_rate=0.1)
+    config = TrainConfig(
+        symbols=1000, warmup_symbols=200, learning_rate=2.0, final_learning_rate=0.1
+    )
     assert [learning_rate(config, b) for b in (0, 100, 200)] == [0.0, 1.0, 2.0]
     assert learning_rate(config, 600) == pytest.approx(2.0 * (0.1 + 0.9 * 0.5))
     assert learning_rate(config, 1000) == learning_rate(config, 5000) == pytest.approx(0.2)
-    released = TrainConfig(symbols=1000, warmup_symbols=200, learning_rate=2.0, initial_learning_rate=0.1)
+    released = TrainConfig(
+        symbols=1000, warmup_symbols=200, learning_rate=2.0, initial_learning_rate=0.1
+    )
     assert [learning_rate(released, b) for b in (0, 100, 200)] == pytest.approx([0.2, 1.1, 2.0])
 
 
 def test_weight_decay_reaches_vectors_if_asked(tiny_settings: dict[str, Any]) -> None:
     for decays in (False, True):
-        config = resolve([], tiny_settings | {"train": tiny_settings["train"] | {"decay_vectors": decays}})
+        config = resolve(
+            [], tiny_settings | {"train": tiny_settings["train"] | {"decay_vectors": decays}}
+        )
         parameters = build_components(config).named_parameters()
         groups = optimizers.make_optimizer(config.train, parameters).param_groups
-        decay = {parameter: group["weight_decay"] for group in groups for parameter in group["params"]}
-        assert {decay[x] for x in parameters.values() if x.dim() >= 2} == {config.train.weight_decay}
-        assert {decay[x] for x in parameters.values() if x.dim() < 2} == {config.train.weight_decay * decays}
+        decay = {
+            parameter: group["weight_decay"] for group in groups for parameter in group["params"]
+        }
+        assert {decay[x] for x in parameters.values() if x.dim() >= 2} == {
+            config.train.weight_decay
+        }
+        assert {decay[x] for x in parameters.values() if x.dim() < 2} == {
+            config.train.weight_decay * decays
+        }
 
 
 def test_the_likelihoods_weight_scales_its_loss_alone() -> None:
     losses = {
-        name: torch.tensor(value) for name, value in (("lm", 2.0), ("early", 3.0), ("policy", 5.0), ("rate", 7.0))
+        name: torch.tensor(value)
+        for name, value in (("lm", 2.0), ("early", 3.0), ("policy", 5.0), ("rate", 7.0))
     }
     weights = LossConfig(likelihood=0.9, early=0.1, policy=0.01, rate=0.02)
-    assert update.total_loss(losses, weights).item() == pytest.approx(0.9 * 2 + 0.1 * 3 + 0.01 * 5 + 0.02 * 7)
+    assert update.total_loss(losses, weights).item() == pytest.approx(
+        0.9 * 2 + 0.1 * 3 + 0.01 * 5 + 0.02 * 7
+    )
 
 
 @pytest.mark.parametrize("warmup", [1000, 1001, 10**9])
 def test_a_warmup_that_does_not_fit_is_a_tenth_of_the_run(warmup: int) -> None:
-    config, expected = (TrainConfig(symbols=1000, warmup_symbols=many, learning_rate=2.0) for many in (warmup, 100))
+    config, expected = (
+        TrainConfig(symbols=1000, warmup_symbols=many, learning_rate=2.0) for many in (warmup, 100)
+    )
     rates = [learning_rate(config, seen) for seen in range(0, 1200, 10)]
     assert rates == [learning_rate(expected, seen) for seen in range(0, 1200, 10)]
     assert max(rates) == rates[10] == 2.0
@@ -282,7 +316,11 @@ def test_a_nonfinite_update_read_late_changes_no_parameter_and_no_checkpoint(
     assert all(parameter.isfinite().all() for parameter in parameters)
     saved = checkpoints.list_complete(tmp_path)
     assert [checkpoints.load(path).state["step"] for path in saved] == [4][: bad // 4]
-    assert all(tensor.isfinite().all() for path in saved for tensor in checkpoints.load(path).tensors.values())
+    assert all(
+        tensor.isfinite().all()
+        for path in saved
+        for tensor in checkpoints.load(path).tensors.values()
+    )
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon"])
@@ -298,8 +336,12 @@ def test_a_skipped_step_changes_nothing(name: str, tiny_settings: dict[str, Any]
         for flag in flags:
             for parameter in parameters.values():
                 gradient = torch.full_like(parameter, math.nan)
-                parameter.grad = gradient if flag else torch.randn(parameter.shape, generator=numbers)
-            with optimizers.skip_if_nonfinite(optimizer, None if flag is None else torch.tensor(flag)):
+                parameter.grad = (
+                    gradient if flag else torch.randn(parameter.shape, generator=numbers)
+                )
+            with optimizers.skip_if_nonfinite(
+                optimizer, None if flag is None else torch.tensor(flag)
+            ):
                 optimizers.optimizer_step(optimizer, parameters, max_norm=1.0)
         found.append(dict(parameters) | checkpoints.optimizer_tensors(optimizer, parameters))
     for name, tensor in found[0].items():

@@ -12,8 +12,16 @@ AGENTS = {
     "window 0": {"agent": {"name": "learned", "window": 0}},
     "window 2": {"agent": {"name": "learned", "window": 2}},
     "exact_count": {"agent": {"name": "exact_count", "window": 1}},
-    "nawrot": {"agent": {"name": "nawrot"}, "model": {"pooling": "mean"}, "rate_target": {"name": "binomial"}},
-    "hnet": {"agent": {"name": "hnet"}, "model": {"pooling": "smooth"}, "rate_target": {"name": "ratio"}},
+    "nawrot": {
+        "agent": {"name": "nawrot"},
+        "model": {"pooling": "mean"},
+        "rate_target": {"name": "binomial"},
+    },
+    "hnet": {
+        "agent": {"name": "hnet"},
+        "model": {"pooling": "smooth"},
+        "rate_target": {"name": "ratio"},
+    },
 }
 PAST = {"arm", "disarm", "arms", "rebar", "relax"}  # want a policy that ignores its past
 
@@ -65,7 +73,9 @@ def test_every_estimator_trains(tiny_settings, tmp_path, estimator, agent):
     ],
 )
 def test_resuming_is_never_having_stopped(tiny_settings, tmp_path, estimator, agent):
-    config = configure(merge(tiny_settings, {"checkpoint": {"every_symbols": 256}}), estimator, agent)
+    config = configure(
+        merge(tiny_settings, {"checkpoint": {"every_symbols": 256}}), estimator, agent
+    )
     whole = run(config, tmp_path / "whole")
     first = checkpoints.list_complete(tmp_path / "whole")[0]
     resumed = run(config, tmp_path / "resumed", resume=checkpoints.load(first))
@@ -81,7 +91,9 @@ def test_invalid_options_are_rejected(tiny_settings, tmp_path, estimator):
 
 
 def test_an_agent_without_its_pooling_is_rejected(tiny_settings, tmp_path):
-    config = resolve([], merge(tiny_settings, {"agent": {"name": "hnet"}, "estimator": {"name": "path"}}))
+    config = resolve(
+        [], merge(tiny_settings, {"agent": {"name": "hnet"}, "estimator": {"name": "path"}})
+    )
     with pytest.raises(ValueError, match=r"expected model\.pooling=smooth"):
         run(config, tmp_path)
 
@@ -94,7 +106,10 @@ def test_importance_weights_are_logged(tiny_settings, tmp_path):
 def test_head_epochs_change_the_policy_alone_at_little_cost(tiny_settings, tmp_path):
     first, flops = {}, {}
     for steps in (0, 3):
-        changes = {"estimator": {"name": "reinforce", "head_epochs": steps}, "checkpoint": {"every_symbols": 128}}
+        changes = {
+            "estimator": {"name": "reinforce", "head_epochs": steps},
+            "checkpoint": {"every_symbols": 128},
+        }
         config = configure(merge(tiny_settings, changes), "reinforce", "window 2")
         config = resolve([], merge(config.as_dict(), changes))
         flops[steps] = run(config, tmp_path / str(steps))["train/flops"][0]

@@ -18,7 +18,14 @@ from tokenv.core import keys
 from tokenv.estimators.baselines import LinearCritic
 from tokenv.lm import flops, unet
 from tokenv.lm.attention import reference_attention
-from tokenv.lm.flops import Batch, Tokens, causal_pairs, matrix_parameters, policy_flops, update_flops
+from tokenv.lm.flops import (
+    Batch,
+    Tokens,
+    causal_pairs,
+    matrix_parameters,
+    policy_flops,
+    update_flops,
+)
 from tokenv.training import losses
 from tokenv.training.data_parallel import DataParallelGroup
 from tokenv.training.metrics import UpdateFlops
@@ -32,15 +39,21 @@ BATCH, LENGTH = 4, 32
 
 def compute_attention(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Compute and count no products of queries, keys and values, or those of all pairs, masked or not."""
-    pairs_per_length = {"none": lambda length: 0 * length, "all pairs": lambda length: length**2}[kind]
+    pairs_per_length = {"none": lambda length: 0 * length, "all pairs": lambda length: length**2}[
+        kind
+    ]
     for module in (flops, losses):
         monkeypatch.setattr(module, "causal_pairs", pairs_per_length)
     monkeypatch.setattr(flops, "window_pairs", lambda length, window: pairs_per_length(length))
     if kind == "all pairs":
-        monkeypatch.setattr(unet, "select_attention", lambda *_: partial(reference_attention, softcap=50.0))
+        monkeypatch.setattr(
+            unet, "select_attention", lambda *_: partial(reference_attention, softcap=50.0)
+        )
         return
 
-    def values(q: Tensor, k: Tensor, v: Tensor, softcap: float = 0.0, gate_BN: Tensor | None = None) -> Tensor:
+    def values(
+        q: Tensor, k: Tensor, v: Tensor, softcap: float = 0.0, gate_BN: Tensor | None = None
+    ) -> Tensor:
         mixed = v + 0 * (q + k)
         return mixed if gate_BN is None else mixed * gate_BN[:, None, :, None]
 
@@ -77,9 +90,15 @@ def left_out(parts: Components) -> int:
     lm, passes, policy = parts.lm, parts.passes, policy_flops(parts.agent)
     whole, without_last = Batch(BATCH, LENGTH), Batch(BATCH, LENGTH - 1)
     everything, rest = (
-        update_flops(lm, batch, Tokens(0), policy, passes, recompute=lm.recomputes) for batch in (whole, without_last)
+        update_flops(lm, batch, Tokens(0), policy, passes, recompute=lm.recomputes)
+        for batch in (whole, without_last)
     )
-    pairs = 2 * lm.config.width * len(lm.down) * (flops.causal_pairs(LENGTH) - flops.causal_pairs(LENGTH - 1))
+    pairs = (
+        2
+        * lm.config.width
+        * len(lm.down)
+        * (flops.causal_pairs(LENGTH) - flops.causal_pairs(LENGTH - 1))
+    )
     down = matrix_parameters(lm.down) + pairs
     computed = 6 * (matrix_parameters(lm.codec) + down)
     if lm.recomputes:
@@ -89,7 +108,11 @@ def left_out(parts: Components) -> int:
         computed += 2 * matrix_parameters(lm.early_head)
     relaxed = 2 * passes.pathwise * lm.mid[0].qkv.weight.numel() * BATCH * (LENGTH - 1)
     relaxed += 6 * lm.config.width * passes.pathwise * BATCH * flops.causal_pairs(LENGTH - 1)
-    tables = [stage.table for stage in getattr(parts.estimator, "stages", []) if isinstance(stage, LinearCritic)]
+    tables = [
+        stage.table
+        for stage in getattr(parts.estimator, "stages", [])
+        if isinstance(stage, LinearCritic)
+    ]
     entries = 4 * sum(table.embedding_dim - 1 for table in tables) * BATCH * (LENGTH - 1)
     return everything - rest - BATCH * computed + relaxed + entries
 
@@ -124,7 +147,8 @@ def test_executed_flops_equal_those_which_torch_counts(
 ) -> None:
     compute_attention(attention, monkeypatch)
     changes = settings(
-        train={"batch_size": BATCH, "gradient_accumulation_steps": 1}, hardware={"activation_checkpointing": "off"}
+        train={"batch_size": BATCH, "gradient_accumulation_steps": 1},
+        hardware={"activation_checkpointing": "off"},
     )
     config = resolve([], merge(changes, CASES[name]))
     parts, counted, by_torch = one_update(config)
@@ -144,14 +168,20 @@ def test_needed_flops_exclude_padding_recomputation_and_an_unused_early_exit() -
         for pack, recompute in (("off", "off"), ("on", "off"), ("off", "on"))
     )
     assert plain[0] == packed[0] == packed[1] == again[0] < plain[1] < again[1]
-    even = {early: spent(changes, agent={"name": "uniform"}, loss={"early": early})[0] for early in (None, 0.0, 0.1)}
+    even = {
+        early: spent(changes, agent={"name": "uniform"}, loss={"early": early})[0]
+        for early in (None, 0.0, 0.1)
+    }
     head = 6 * 16 * 256 * BATCH * LENGTH
     assert even[0.1] - even[None] == head == even[0.1] - even[0.0]
 
 
 def test_a_run_adds_up_its_updates_and_validates_without_an_early_exit(tmp_path: Path) -> None:
     config = resolve(
-        [], settings(agent={"name": "uniform"}, train={"symbols": 1024}, hardware={"sequence_packing": "on"})
+        [],
+        settings(
+            agent={"name": "uniform"}, train={"symbols": 1024}, hardware={"sequence_packing": "on"}
+        ),
     )
     validation, history = train(config, tmp_path, lambda *_: None)
     parts, batch = build_components(config), Batch(2 * 4, 32)

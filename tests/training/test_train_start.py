@@ -55,9 +55,14 @@ def test_a_frozen_model_stays_as_it_was(settings, old, tmp_path, estimator):
     assert max(history["train/grad_norm_lm"][1]) == 0 < min(history["train/grad_norm_policy"][1])
     free = build_components(resolve([], merge(settings, {"estimator": {"name": estimator}})))
     batch = Batch(4, 25)
-    costs = [update_flops(each.lm, batch, each.passes.tokens(batch, 0.2), 0, each.passes) for each in (parts, free)]
+    costs = [
+        update_flops(each.lm, batch, each.passes.tokens(batch, 0.2), 0, each.passes)
+        for each in (parts, free)
+    ]
     # Samples for the reward alone go forward only, frozen or not; relaxed boundaries have a gradient in any case.
-    assert costs[0] < costs[1] * {"reinforce": 0.34, "straight": 0.67, "rloo_clipped": 0.5}[estimator]
+    assert (
+        costs[0] < costs[1] * {"reinforce": 0.34, "straight": 0.67, "rloo_clipped": 0.5}[estimator]
+    )
 
 
 def test_a_frozen_pass_costs_a_third(settings):
@@ -65,7 +70,9 @@ def test_a_frozen_pass_costs_a_third(settings):
     lm = parts.lm
     per_byte = matrix_parameters(lm.codec, lm.down, lm.early_head, lm.pooling, lm.up, lm.head)
     batch = Batch(4, 25)
-    flops = update_flops(lm, batch, parts.passes.tokens(batch, 0.2), 7, parts.passes, attention=False)
+    flops = update_flops(
+        lm, batch, parts.passes.tokens(batch, 0.2), 7, parts.passes, attention=False
+    )
     assert flops == 2 * (100 * per_byte + 20 * matrix_parameters(lm.mid)) + 700
 
 
@@ -80,15 +87,22 @@ def test_a_trained_on_model_begins_where_the_other_ended(settings, tiny_settings
 
 
 @pytest.mark.parametrize("frozen", [True, False])
-def test_the_first_run_may_be_deleted_and_resuming_equals_never_having_stopped(settings, old, tmp_path, frozen):
-    config = resolve([], merge(settings, {"freeze_lm": frozen, "train": {"agent_learning_rate": 1e-2}}))
+def test_the_first_run_may_be_deleted_and_resuming_equals_never_having_stopped(
+    settings, old, tmp_path, frozen
+):
+    config = resolve(
+        [], merge(settings, {"freeze_lm": frozen, "train": {"agent_learning_rate": 1e-2}})
+    )
     whole = run(config, tmp_path / "whole")
     shutil.rmtree(old)
     first = checkpoints.load(checkpoints.list_complete(tmp_path / "whole" / "checkpoints")[0])
     again = resolve([], {}, first.state["config"])
     assert again == config
     assert run(again, tmp_path / "resumed", resume=first) == whole
-    assert all(torch.equal(x, of_lm(tmp_path / "whole")[name]) for name, x in of_lm(tmp_path / "resumed").items())
+    assert all(
+        torch.equal(x, of_lm(tmp_path / "whole")[name])
+        for name, x in of_lm(tmp_path / "resumed").items()
+    )
     with pytest.raises(FileNotFoundError):
         build_components(config)
 
@@ -98,18 +112,24 @@ def test_the_first_run_may_be_deleted_and_resuming_equals_never_having_stopped(s
     [
         ({"model": {"width": 32}}, r"model\.width = 32: the run that init_from names has 16"),
         ({"init_from": None, "freeze_lm": True}, r"freeze_lm = True: expected init_from=RUN"),
-        ({"freeze_lm": True, "agent": {"name": "uniform"}}, r"agent\.name = 'uniform', which does not learn"),
+        (
+            {"freeze_lm": True, "agent": {"name": "uniform"}},
+            r"agent\.name = 'uniform', which does not learn",
+        ),
         ({"init_from": "nowhere"}, r"no complete checkpoint in nowhere"),
     ],
 )
 def test_mistakes_are_reported(settings, wrong, message):
     with pytest.raises((ValueError, FileNotFoundError), match=message):
         build_components(resolve([], merge(settings, wrong)))
-    assert resolve([], merge(settings, {"model": {"width": 16}})).model.width == 16  # the same is no mistake
+    # the same is no mistake
+    assert resolve([], merge(settings, {"model": {"width": 16}})).model.width == 16
 
 
 def test_a_model_of_another_shape_is_refused_by_one_message(old):
-    with pytest.raises(ValueError, match=r"init_from = .*has shape \(.*there and \(.*in this run \(\d+ such\)"):
+    with pytest.raises(
+        ValueError, match=r"init_from = .*has shape \(.*there and \(.*in this run \(\d+ such\)"
+    ):
         load_pretrained_lm(UNet(UNetConfig(width=8, heads=2)), str(checkpoints.find(old)))
 
 
@@ -120,15 +140,24 @@ def test_a_model_of_another_type_is_refused_by_one_message(old):
     name = "lm.head.weight"
     checkpoints.save_file(tensors | {name: tensors[name].to(torch.int64)}, path / checkpoints.MODEL)
     write_digests(path)
-    with pytest.raises(ValueError, match=r"has shape \(.*\) of int64 there and \(.*\) of float32 in this run \(1 such"):
+    with pytest.raises(
+        ValueError,
+        match=r"has shape \(.*\) of int64 there and \(.*\) of float32 in this run \(1 such",
+    ):
         load_pretrained_lm(lm, str(path))
 
 
 def test_a_zero_initialised_policy_draws_at_the_rate():
     torch.manual_seed(0)
     agent = Learned(8, rate=0.3, window=2, zero_init=True).eval()
-    td = {keys.ENCODING: torch.randn(4, 8), keys.LAST_ACTIONS: torch.ones(4, 2), keys.DECISION_MASK: torch.ones(4) > 0}
-    dist = agent.get_dist(TensorDict(td | {keys.POSITION: torch.ones(4, dtype=torch.long)}, batch_size=4))
+    td = {
+        keys.ENCODING: torch.randn(4, 8),
+        keys.LAST_ACTIONS: torch.ones(4, 2),
+        keys.DECISION_MASK: torch.ones(4) > 0,
+    }
+    dist = agent.get_dist(
+        TensorDict(td | {keys.POSITION: torch.ones(4, dtype=torch.long)}, batch_size=4)
+    )
     assert dist.mean.tolist() == pytest.approx([0.3] * 4)
     dist.log_prob(torch.ones(4)).sum().backward()
     assert agent.projection.weight.grad.abs().min() > 0

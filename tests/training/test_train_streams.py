@@ -51,7 +51,9 @@ def test_reading_ahead_changes_no_bit(config, whole, tmp_path, monkeypatch):
     assert max(seen) == 1
     corpus = load_corpus(config.data)
     assert corpus.streamed
-    monkeypatch.setattr(Corpus, "streamed", property(lambda _: False, lambda *_: None), raising=False)
+    monkeypatch.setattr(
+        Corpus, "streamed", property(lambda _: False, lambda *_: None), raising=False
+    )
     seen.clear()
     assert trained(config, tmp_path / "direct", log=told) == whole
     assert max(seen) == 0
@@ -76,7 +78,9 @@ def test_unreadable_data_is_reported_to_the_user(config, tmp_path, monkeypatch):
     def broken(self, shard, first=0):
         for number, row in real(self, shard, first):
             if begun:
-                raise UserError("hub data set cannot be read: the line is dead: expected a connection")
+                raise UserError(
+                    "hub data set cannot be read: the line is dead: expected a connection"
+                )
             yield number, row
 
     begun = []

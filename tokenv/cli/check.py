@@ -36,7 +36,9 @@ def check(arguments: list[str]) -> None:
     """
     options, names = read_words(arguments)
     if len(names) != 1:
-        raise UserError(f"tokenv check {' '.join(arguments)}: expected one name, such as rloo or mytrick:two_means")
+        raise UserError(
+            f"tokenv check {' '.join(arguments)}: expected one name, such as rloo or mytrick:two_means"
+        )
     name = names[0]
     if ":" in name:
         sys.path.insert(0, "")  # as python -m does
@@ -78,11 +80,15 @@ def _find_kind(name: str, options: dict[str, Any]) -> str:
     if len(kinds) == 1:
         return kinds[0]
     if kinds:
-        raise UserError(f"{name!r} is the name of {' and '.join(kinds)}: add kind={kinds[0]} or kind={kinds[1]}")
+        raise UserError(
+            f"{name!r} is the name of {' and '.join(kinds)}: add kind={kinds[0]} or kind={kinds[1]}"
+        )
     if ":" in name:
         raise UserError(f"{name!r} makes a {made.__name__}: expected one of {', '.join(CHECKS)}")
     known = [each for table in tables.values() for each in table.names()]
-    raise UserError(f"{name!r} is unknown: {suggest(name, known)} (or name your own as package.module:Class)")
+    raise UserError(
+        f"{name!r} is unknown: {suggest(name, known)} (or name your own as package.module:Class)"
+    )
 
 
 def _made_by(name: str, options: dict[str, Any]) -> type:
@@ -94,7 +100,9 @@ def _made_by(name: str, options: dict[str, Any]) -> type:
     if isinstance(target, type):
         return target
     if not callable(target):
-        raise UserError(f"{name!r} is {target!r}: expected a class, or a function that builds an instance")
+        raise UserError(
+            f"{name!r} is {target!r}: expected a class, or a function that builds an instance"
+        )
     codec = fixture.tiny_lm().codec
     context: dict[str, Any] = {**fixture.CONTEXT, **codec_checks.CONTEXT, "codec": codec}
     return type(registry.construct(f"component {name!r}", target, options, **context))

@@ -27,7 +27,9 @@ if TYPE_CHECKING:
     from tokenv.evaluation.loaded_run import LoadedRun
 
 # Larger ones outweigh the policy.
-ENTROPY_WEIGHTS = bounds("logits per nat, from -4 to 4", lambda weights: all(abs(each) <= 4 for each in weights))
+ENTROPY_WEIGHTS = bounds(
+    "logits per nat, from -4 to 4", lambda weights: all(abs(each) <= 4 for each in weights)
+)
 
 
 @dataclass(frozen=True)
@@ -133,10 +135,17 @@ class Evaluate(RunCommand):
         trust.allow_named({"data": self.data})
         data = from_dict(DataConfig, merge(asdict(trained.config.data), self.data), "data.")
         if self.split == "test" and data.kind == "text":  # before the corpus is read
-            raise UserError("split = 'test': expected validation, for a corpus of text has no test side")
-        tasks = {name: load_questions(name, self.files_of(name), self.limit) for name in self.task_names}
+            raise UserError(
+                "split = 'test': expected validation, for a corpus of text has no test side"
+            )
+        tasks = {
+            name: load_questions(name, self.files_of(name), self.limit) for name in self.task_names
+        }
         how = EvalOptions(
-            self.batch_size, self.seed, tolerance=data.options.boundary_tolerance, progress=sys.stderr.isatty()
+            self.batch_size,
+            self.seed,
+            tolerance=data.options.boundary_tolerance,
+            progress=sys.stderr.isatty(),
         )
         if self.at_rates:
             return _evaluate_at_rates(trained, data, self, how)
@@ -147,7 +156,9 @@ class Evaluate(RunCommand):
             bias = calibrate(trained.components, calibration, rate, how)
             if bias is None:
                 agent = trained.config.agent["name"]
-                raise UserError(f"calibrate = True: no logit bias brings {agent!r} to rate = {rate:g}: leave it out")
+                raise UserError(
+                    f"calibrate = True: no logit bias brings {agent!r} to rate = {rate:g}: leave it out"
+                )
             ways["calibrated"] = replace(how, logit_bias=bias)
         results: dict[str, dict[str, Any]] = {}
         for name, way in ways.items():
@@ -155,31 +166,51 @@ class Evaluate(RunCommand):
             results[name] = result
             if name == "calibrated":
                 result["logit_bias"] = way.logit_bias
-            rows = {key: f"{value:.4f}" for key, value in result.items() if value is not None and not math.isnan(value)}
+            rows = _format_known(result)
             for task, questions in tasks.items():
-                score = score_task(trained.components, questions, way, seq_len=trained.config.data.seq_len)
-                result[task] = {key: value for key, value in asdict(score).items() if value is not None}
+                score = score_task(
+                    trained.components, questions, way, seq_len=trained.config.data.seq_len
+                )
+                result[task] = {
+                    key: value for key, value in asdict(score).items() if value is not None
+                }
                 rows[f"{task}, {score.questions:,} answers"] = str(score)
             source = data.validation_source or data.source
             title = f"{name} boundaries, {len(held_out)} {self.split} sequences of {source}"
             console().print(summary_table(rows, title=title))
         if len(held_out.document_B.unique()) == 1:
-            console().print("No standard error: all sequences are of one document, which tells nothing about others.")
+            console().print(
+                "No standard error: all sequences are of one document, which tells nothing about others."
+            )
         write_json_output(self.json, results)
         return results
 
 
-def _evaluate_at_rates(trained: LoadedRun, data: DataConfig, options: Evaluate, how: EvalOptions) -> dict[str, Any]:
+def _format_known(result: Mapping[str, Any]) -> dict[str, str]:
+    rows = {}
+    for key, value in result.items():
+        if value is not None and not math.isnan(value):
+            rows[key] = f"{value:.4f}"
+    return rows
+
+
+def _evaluate_at_rates(
+    trained: LoadedRun, data: DataConfig, options: Evaluate, how: EvalOptions
+) -> dict[str, Any]:
     """Evaluate all runs at the requested rates on the same sequences; print a table and write the files."""
     from tokenv.evaluation.calibration import RatePoint, evaluate_rates
     from tokenv.evaluation.loaded_run import rate_for_flops
     from tokenv.evaluation.report import draw_rates, rates_table, write_rates
 
-    runs = {options.run: trained} | {run: options.load(run, kind=None) for run in options.other_runs}
+    runs = {options.run: trained} | {
+        run: options.load(run, kind=None) for run in options.other_runs
+    }
     _check_same_data(runs)
     weights = options.entropy_weight
     calibrate_all = options.calibrate or bool(weights)
-    calibrated = {run for run, each in runs.items() if calibrate_all or each.components.agent.rates is None}
+    calibrated = {
+        run for run, each in runs.items() if calibrate_all or each.components.agent.rates is None
+    }
     held_out, calibration = _load_held_out(data, options, bool(calibrated))
     points: list[RatePoint] = []
     for run, each in runs.items():
@@ -190,7 +221,14 @@ def _evaluate_at_rates(trained: LoadedRun, data: DataConfig, options: Evaluate, 
         if run in calibrated:
             shifted_on = calibration
         measured = evaluate_rates(
-            each.components, each.config, rates, held_out, shifted_on, how, run=run, entropy_weights=weights
+            each.components,
+            each.config,
+            rates,
+            held_out,
+            shifted_on,
+            how,
+            run=run,
+            entropy_weights=weights,
         )
         points.extend(point for point, _ in measured)
     unit = trained.components.lm.codec.unit
@@ -226,7 +264,9 @@ def _check_same_data(runs: Mapping[str, LoadedRun]) -> None:
                 )
 
 
-def _load_held_out(data: DataConfig, options: Evaluate, calibrates: bool) -> tuple[SequenceBatch, SequenceBatch | None]:
+def _load_held_out(
+    data: DataConfig, options: Evaluate, calibrates: bool
+) -> tuple[SequenceBatch, SequenceBatch | None]:
     """Load the sequences to evaluate and, if ``calibrates``, others to calibrate on."""
     from tokenv.data.corpus import load_corpus
     from tokenv.evaluation.calibration import split_for_calibration

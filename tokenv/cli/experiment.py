@@ -78,7 +78,9 @@ def train(
     values = merge(values, updates)
     if texts is not None:
         path = write_documents(texts, Path(store) / "_texts", column=column)
-        values = merge(values, {"data": {"kind": "text", "source": str(path.resolve()), "column": COLUMN}})
+        values = merge(
+            values, {"data": {"kind": "text", "source": str(path.resolve()), "column": COLUMN}}
+        )
     ex = build_experiment("train", Train.resolve(names, values), store)
     ex.observers.extend(observers)
     run = ex.run(options={"--loglevel": "WARNING"})

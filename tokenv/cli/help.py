@@ -40,11 +40,17 @@ from tokenv.data.config import BUILT_IN, HUB_PREFIX
 from tokenv.data.kinds import DATA, all_kinds
 
 TRUST_CODE = Key(
-    "trust_code", False, "names of your own code which a stored run may import; see SECURITY.md", "names or true"
+    "trust_code",
+    False,
+    "names of your own code which a stored run may import; see SECURITY.md",
+    "names or true",
 )
 Rows = Iterator[tuple[str, str]]  # name and description
-REGISTRIES = {f"{section}s": table for section, table in registry.SECTIONS.items() if "." not in section}
-LISTED = {**REGISTRIES, "data": DATA, "callbacks": CALLBACKS}  # what tokenv list shows of registries
+REGISTRIES = {
+    f"{section}s": table for section, table in registry.SECTIONS.items() if "." not in section
+}
+# what tokenv list shows of registries
+LISTED = {**REGISTRIES, "data": DATA, "callbacks": CALLBACKS}
 SHELLS = ("bash", "zsh", "fish")
 WITH_CONFIGS = ("train", "compare", "variance", "bench")
 RUN_KEYS = ("run", "resume", "init_from", "agent.pretrained")
@@ -56,7 +62,11 @@ def command_keys(command: str) -> list[Key]:
         return []
     keys = list(keys_of(load_command(command)))
     own = [key for key in keys if not key.name.startswith("config.")]
-    of_run = [dataclasses.replace(key, name=key.name.removeprefix("config.")) for key in keys if key not in own]
+    of_run = [
+        dataclasses.replace(key, name=key.name.removeprefix("config."))
+        for key in keys
+        if key not in own
+    ]
     return [*own, TRUST_CODE, *of_run]
 
 
@@ -83,7 +93,9 @@ def _lines(key: Key, width: int) -> Iterator[str]:
     if len(begin) > 33:
         yield from textwrap.wrap(begin, width, subsequent_indent=" " * 6)
         begin = ""
-    yield from textwrap.wrap(text, width, initial_indent=begin.ljust(34) + " ", subsequent_indent=" " * 35)
+    yield from textwrap.wrap(
+        text, width, initial_indent=begin.ljust(34) + " ", subsequent_indent=" " * 35
+    )
 
 
 def format_value(value: Any) -> str:
@@ -142,7 +154,10 @@ def _datasets() -> Rows:
     for name, kind in kinds.items():
         suffixes += kind.suffixes
         for source, description in kind.sources.items():
-            yield source, f"{description} (a {kind.words.data}: with data.kind={name} codec.name={kind.codec})"
+            yield (
+                source,
+                f"{description} (a {kind.words.data}: with data.kind={name} codec.name={kind.codec})",
+            )
     sources: dict[str, list[str]] = {}
     for name, path in named_configs().items():
         source = load_yaml(path).get("data", {}).get("source", "")
@@ -151,7 +166,9 @@ def _datasets() -> Rows:
     for source, names in sources.items():
         yield source, f"the data of {', '.join(names)}"
     texts = "a file or folder of text, .jsonl, .json or .parquet"
-    others = [f"{' or '.join(kind.suffixes)} of {name}" for name, kind in kinds.items() if kind.suffixes]
+    others = [
+        f"{' or '.join(kind.suffixes)} of {name}" for name, kind in kinds.items() if kind.suffixes
+    ]
     yield "PATH", "; ".join([texts, *others])
     yield f"{HUB_PREFIX}OWNER/NAME", "a data set of the Hugging Face hub, streamed"
 
@@ -220,7 +237,9 @@ def _import_argcomplete() -> Any:
     try:
         import argcomplete
     except ModuleNotFoundError:
-        raise MissingFileError("completion needs the package argcomplete: pip install argcomplete") from None
+        raise MissingFileError(
+            "completion needs the package argcomplete: pip install argcomplete"
+        ) from None
     return argcomplete
 
 
@@ -268,5 +287,7 @@ def _values(key: str, value: str) -> Iterable[str]:
     if key in RUN_KEYS:
         with suppress(OSError):
             store = Path(value.rpartition("/")[0] or "runs")
-            return [str(path) for path in sorted(store.iterdir()) if list_complete(path / "checkpoints")]
+            return [
+                str(path) for path in sorted(store.iterdir()) if list_complete(path / "checkpoints")
+            ]
     return ()

@@ -42,12 +42,16 @@ class TextCommand(RunCommand):
 
     json: str | None = field(default=None, metadata=output())
     text: str | None = None
-    file: str | None = field(default=None, metadata={"check": partial(check_input, accepted=STANDARD_INPUT)})
+    file: str | None = field(
+        default=None, metadata={"check": partial(check_input, accepted=STANDARD_INPUT)}
+    )
     rate: float | None = field(default=None, metadata=REQUESTED_RATE)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        refuse(((self.text is None) == (self.file is None), 'expected one of text="..." and file=PATH'))
+        refuse(
+            ((self.text is None) == (self.file is None), 'expected one of text="..." and file=PATH')
+        )
 
     def read_text(self) -> bytes:
         """Return the bytes of the text.
@@ -78,8 +82,12 @@ class Generate(TextCommand):
     max_new_tokens: int = field(default=200, metadata=COUNT)
     num_return_sequences: int = field(default=1, metadata=COUNT)
     temperature: float = field(default=0.8, metadata=NOT_NEGATIVE)
-    top_p: float = field(default=0.95, metadata=bounds("a number in (0, 1]", lambda value: 0 < value <= 1))
-    stop: str | None = field(default=None, metadata=bounds("a text which is not empty, or null", lambda x: x != ""))
+    top_p: float = field(
+        default=0.95, metadata=bounds("a number in (0, 1]", lambda value: 0 < value <= 1)
+    )
+    stop: str | None = field(
+        default=None, metadata=bounds("a text which is not empty, or null", lambda x: x != "")
+    )
     flops: float | None = field(default=None, metadata=FLOPS)
 
     def __post_init__(self) -> None:
@@ -146,7 +154,12 @@ class Segment(TextCommand):
         """Colour a text by boundary probability, as one run or several segment it."""
         from tokenv.evaluation.calibration import segment_at_rate
         from tokenv.evaluation.evaluator import EvalOptions
-        from tokenv.evaluation.text_report import passage_facts, print_passage, to_passage, write_pages
+        from tokenv.evaluation.text_report import (
+            passage_facts,
+            print_passage,
+            to_passage,
+            write_pages,
+        )
         from tokenv.library.spans import Spans
 
         text = self.read_text()
@@ -191,13 +204,24 @@ class Serve(RunCommand):
     """
 
     other_runs: list[str] = field(default_factory=list)
-    host: str = field(default="127.0.0.1", metadata=bounds("an address of this machine, such as 127.0.0.1", bool))
-    port: int = field(default=8123, metadata=bounds("0 (any free one) to 65535", lambda port: 0 <= port < 2**16))
+    host: str = field(
+        default="127.0.0.1", metadata=bounds("an address of this machine, such as 127.0.0.1", bool)
+    )
+    port: int = field(
+        default=8123, metadata=bounds("0 (any free one) to 65535", lambda port: 0 <= port < 2**16)
+    )
 
     def work(self, _record: Record) -> None:
         """Serve until Ctrl-C."""
         from tokenv.library.handlers import ModelCache
-        from tokenv.library.server import build_application, check_installed, host_names, in_url, listen, serve
+        from tokenv.library.server import (
+            build_application,
+            check_installed,
+            host_names,
+            in_url,
+            listen,
+            serve,
+        )
 
         check_installed()
         with listen(self.host, self.port) as listening:
@@ -207,6 +231,8 @@ class Serve(RunCommand):
             numeric, port, *_ = listening.getsockname()
             app = build_application(models, seed=self.seed, names=host_names(self.host, numeric))
             address = f"http://{in_url(self.host)}:{port}/"
-            console().print(f"{', '.join(models.defaults)} at {address} (Ctrl-C ends)", soft_wrap=True)
+            console().print(
+                f"{', '.join(models.defaults)} at {address} (Ctrl-C ends)", soft_wrap=True
+            )
             sys.stdout.flush()
             serve(app, listening)

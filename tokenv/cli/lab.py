@@ -85,7 +85,9 @@ class Variance(VarianceOptions, Command):
         if own.get("resume"):
             stored = Path(str(own["resume"])) / OPTIONS_FILE
             if not stored.is_file():
-                raise MissingFileError(f"resume = {own['resume']!r}: expected the folder of an unfinished study")
+                raise MissingFileError(
+                    f"resume = {own['resume']!r}: expected the folder of an unfinished study"
+                )
             values = _stored_options(stored)
             _check_unchanged(own, updates)
             base = values.pop("config")
@@ -97,14 +99,22 @@ class Variance(VarianceOptions, Command):
         command = from_dict(cls, {**own, "config": config.as_dict()})
         check_components(config, read_files=base is None)
         if not is_trainable(config.agent):
-            raise UserError(f"agent.name = {config.agent['name']!r} has no policy: expected an agent that learns")
+            raise UserError(
+                f"agent.name = {config.agent['name']!r} has no policy: expected an agent that learns"
+            )
         check_estimators(command)
         return command
 
     def work(self, record: Record) -> dict[str, Any]:
         """Compare gradient estimators, then store and show the results."""
         from tokenv.core.checkpoints import write_json
-        from tokenv.lab.variance_report import draw_cost, draw_credit, draw_progress, print_variance, write_variance
+        from tokenv.lab.variance_report import (
+            draw_cost,
+            draw_credit,
+            draw_progress,
+            print_variance,
+            write_variance,
+        )
         from tokenv.lab.variance_study import run_variance_study
 
         folder = (record.folder or record.scratch) / "variance"
@@ -136,10 +146,14 @@ def _check_unchanged(own: dict[str, Any], updates: dict[str, Any]) -> None:
     """Check that a study is resumed with the same options, since one table shows its old and new figures."""
     for key in own:
         if key not in MAY_CHANGE_ON_RESUME:
-            raise UserError(f"{key} cannot change when a study is resumed: only {', '.join(MAY_CHANGE_ON_RESUME)} can")
+            raise UserError(
+                f"{key} cannot change when a study is resumed: only {', '.join(MAY_CHANGE_ON_RESUME)} can"
+            )
     for key in updates:
         if key != "hardware":
-            raise UserError(f"{key} cannot change when a study is resumed: of the run's keys only hardware can")
+            raise UserError(
+                f"{key} cannot change when a study is resumed: of the run's keys only hardware can"
+            )
 
 
 def _stored_options(path: Path) -> dict[str, Any]:
@@ -156,5 +170,7 @@ def _stored_options(path: Path) -> dict[str, Any]:
         for estimator in (*values["estimators"], values["reference"]):
             trust.check_name(estimator.partition("(")[0].strip(), path)
     except (KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"{path} is damaged: {error!r}; expected the options of a study: start it anew") from None
+        raise UserError(
+            f"{path} is damaged: {error!r}; expected the options of a study: start it anew"
+        ) from None
     return values

@@ -48,7 +48,9 @@ def run_command(name: str, arguments: list[str]) -> Any:
     if name != "train" and os.environ.get("WORLD_SIZE", "1") != "1" and "RANK" in os.environ:
         if os.environ["RANK"] != "0":
             raise SystemExit(0)
-        raise UserError(f"tokenv {name} works in one process, and torchrun started several: start it without torchrun")
+        raise UserError(
+            f"tokenv {name} works in one process, and torchrun started several: start it without torchrun"
+        )
     if name in FUNCTIONS:
         return resolve_name(FUNCTIONS[name])(arguments)
     from tokenv.cli.sacred import run  # heavy
@@ -69,7 +71,11 @@ def error_message(error: BaseException) -> str | None:
         text = f"{error.strerror}: expected a file or folder that can be read, or written, with room on the disk"
         if error.filename is not None:
             text = f"{os.fsdecode(error.filename)}: {text}"
-    elif isinstance(error, MemoryError) or "OutOfMemory" in type(error).__name__ or ALLOCATION_MESSAGE in str(error):
+    elif (
+        isinstance(error, MemoryError)
+        or "OutOfMemory" in type(error).__name__
+        or ALLOCATION_MESSAGE in str(error)
+    ):
         text = f"not enough memory: make the model or train.batch_size smaller ({error})"
     if text is None:
         return None
@@ -108,7 +114,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         discard_output()
         raise SystemExit(128 + signal.SIGPIPE) from None
     except KeyboardInterrupt as stop:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second one would end the process by the signal
+        # a second one would end the process by the signal
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         print(f"tokenv: {escape_line(str(stop)) or 'stopped'}", file=sys.stderr)
         raise SystemExit(130) from None
     except Exception as error:

@@ -32,7 +32,8 @@ with warnings.catch_warnings():
     from sacred.observers import FileStorageObserver, RunObserver, SqlObserver
     from sacred.serializer import flatten
 
-INITIAL_FILES = ("config.json", "cout.txt", "run.json", "metrics.json", "options.json")  # of every run
+# of every run
+INITIAL_FILES = ("config.json", "cout.txt", "run.json", "metrics.json", "options.json")
 MONGO_TIMEOUT = 5  # seconds to find a server; pymongo's own 30 would pass twice
 
 
@@ -47,14 +48,17 @@ class FileStorage(FileStorageObserver):
 
     def __init__(self, basedir: str | Path) -> None:
         super().__init__(basedir)
-        self.template = None  # template.html in a store is Mako, hence code of the person who made the store
+        # template.html in a store is Mako, hence code of the person who made the store
+        self.template = None
 
     def queued_event(self, ex_info: dict[str, Any], **event: Any) -> Any:
         """Store the sources as those of a started run; Sacred would look for them in the working directory."""
         sources = self.save_sources(ex_info)
         self.copy_sources = False
         try:
-            return self._begin(super().queued_event, ex_info=ex_info | {"sources": sources}, **event)
+            return self._begin(
+                super().queued_event, ex_info=ex_info | {"sources": sources}, **event
+            )
         finally:
             self.copy_sources = True
 
@@ -81,7 +85,9 @@ class FileStorage(FileStorageObserver):
             folder = self.dir
             self.dir = None  # it is another run's, and stays
             if isinstance(error, FileExistsError) and folder is not None:
-                raise UserError(f"{folder}: is there already: choose another --id, or leave it out") from None
+                raise UserError(
+                    f"{folder}: is there already: choose another --id, or leave it out"
+                ) from None
             raise
 
     def _maximum_existing_run_id(self) -> int:
@@ -116,7 +122,9 @@ class FileStorage(FileStorageObserver):
         except OSError as error:
             if not path.with_name("config.json").exists():
                 raise
-            logging.getLogger("tokenv").warning("%s: cannot be written to (%s)", escape_line(str(path)), error.strerror)
+            logging.getLogger("tokenv").warning(
+                "%s: cannot be written to (%s)", escape_line(str(path)), error.strerror
+            )
 
     def save_cout(self) -> None:
         """Append to the file of what is printed, if the disk has room."""
@@ -166,7 +174,9 @@ class OneFigure:
 
 def is_informative(record: logging.LogRecord) -> bool:
     """Return whether a line of Sacred's log says more than the message with which the command ends."""
-    return record.msg != "Failed after %s!" or not isinstance(sys.exception(), UserError | RunFailedError)
+    return record.msg != "Failed after %s!" or not isinstance(
+        sys.exception(), UserError | RunFailedError
+    )
 
 
 def check_mongo(database: str) -> None:
@@ -199,7 +209,9 @@ def check_mongo(database: str) -> None:
         ) from None
 
 
-def mark_completed(folder: Path, result: Any, metrics: Mapping[str, tuple[list[int], list[float]]]) -> None:
+def mark_completed(
+    folder: Path, result: Any, metrics: Mapping[str, tuple[list[int], list[float]]]
+) -> None:
     """Mark a run as completed in its files, if it was killed after its last step; else change nothing.
 
     Args:
@@ -275,7 +287,14 @@ class Tracker(RunObserver, ABC):
         """End the run with status ``FINISHED``, ``KILLED`` or ``FAILED``."""
 
     def started_event(
-        self, ex_info: Any, command: Any, host_info: Any, start_time: Any, config: Any, meta_info: Any, _id: Any
+        self,
+        ex_info: Any,
+        command: Any,
+        host_info: Any,
+        start_time: Any,
+        config: Any,
+        meta_info: Any,
+        _id: Any,
     ) -> None:
         """Handle the start of the run."""
         number = _id

@@ -46,7 +46,8 @@ def run_job(path: Path, run_command: RunCommand, describe: DescribeError) -> Non
         run_command: function which runs a command of ``tokenv``.
         describe: function from an error to its message; None for a defect.
     """
-    if hasattr(signal, "SIGUSR2"):  # Slurm warns every process of a job before its end; the first one handles that
+    # Slurm warns every process of a job before its end; the first one handles that
+    if hasattr(signal, "SIGUSR2"):
         signal.signal(signal.SIGUSR2, signal.SIG_IGN)
     spec = JobSpec.read(path)
     sys.path.insert(0, spec.cwd)
@@ -99,7 +100,9 @@ def _train_and_evaluate(spec: JobSpec, run_command: RunCommand) -> JobResult:
             run_command("train", arguments)
             run = find_run(spec.config, store)
         if run is None or not run.finished:
-            return JobResult("failed", f"it ended, but {store} holds no finished run of its configuration")
+            return JobResult(
+                "failed", f"it ended, but {store} holds no finished run of its configuration"
+            )
         if spec.evaluation_request is not None:
             evaluate_run(run.folder, spec.evaluation_request)
         return JobResult("finished", run.folder.name)

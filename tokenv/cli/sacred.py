@@ -24,7 +24,14 @@ from typing import Any
 
 from docopt import DocoptExit, docopt
 
-from tokenv.cli.observers import TRACKERS, FileStorage, OneFigure, Tracker, check_mongo, is_informative
+from tokenv.cli.observers import (
+    TRACKERS,
+    FileStorage,
+    OneFigure,
+    Tracker,
+    check_mongo,
+    is_informative,
+)
 from tokenv.config.commands import Command, Record
 from tokenv.config.files import named_configs
 from tokenv.config.registry import plugins
@@ -44,11 +51,14 @@ with warnings.catch_warnings():
     from sacred.utils import apply_backspaces_and_linefeeds
 
 RUNS = "runs"  # default folder of stored runs
-ROOMS = ("tokenv", "tokenv.agents", "tokenv.estimators")  # agents and estimators lie beside tokenv in a checkout
+# agents and estimators lie beside tokenv in a checkout
+ROOMS = ("tokenv", "tokenv.agents", "tokenv.estimators")
 Commit = tuple[str | None, str | None, bool | None]  # url, hash, whether files are changed
-OBSERVER_PACKAGES = ("sqlalchemy", "pymongo", "tinydb", "boto3")  # optional packages behind Sacred's flags
+# optional packages behind Sacred's flags
+OBSERVER_PACKAGES = ("sqlalchemy", "pymongo", "tinydb", "boto3")
 STORAGE_FLAGS = ("--file_storage", "--mongo_db", "--sql", "--tiny_db", "--s3", "--unobserved")
-MENDABLE = ("EnforceClean", "No version control", "Invalid key")  # errors; the former two of --enforce_clean
+# errors; the former two of --enforce_clean
+MENDABLE = ("EnforceClean", "No version control", "Invalid key")
 LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 
 
@@ -66,7 +76,8 @@ def _tracker_option(short: str, tracker: type[Tracker]) -> CLIOption:
 def _store_in(folder: str, run: Run) -> None:
     """Store the run in a folder of its own in the folder VALUE."""
     own = FileStorage(folder)
-    run.observers = [each for each in run.observers if each != own]  # Sacred's own flag has added its observer
+    # Sacred's own flag has added its observer
+    run.observers = [each for each in run.observers if each != own]
     run.observers.append(own)
 
 
@@ -129,7 +140,8 @@ def build_experiment(name: str, command: Command, store: str | Path | None = Non
     experiment = _bare_experiment(name)
     experiment.sources.clear()  # those which Sacred has found
     logging.getLogger(experiment.path).addFilter(is_informative)
-    experiment.captured_out_filter = apply_backspaces_and_linefeeds  # of a progress bar store the last state only
+    # of a progress bar store the last state only
+    experiment.captured_out_filter = apply_backspaces_and_linefeeds
     for source in source_files():
         _add_source(experiment, source)
     if store is not None:
@@ -140,7 +152,8 @@ def build_experiment(name: str, command: Command, store: str | Path | None = Non
     @experiment.option_hook
     def capture(options: dict[str, Any]) -> None:
         if options["--capture"] is None and not options["--unobserved"]:
-            options["--capture"] = "sys"  # Sacred's own way, processes named tee, may wait for them in vain
+            # Sacred's own way, processes named tee, may wait for them in vain
+            options["--capture"] = "sys"
 
     @experiment.main
     def main(_run: Run) -> Any:
@@ -267,7 +280,9 @@ def _translate_errors() -> Iterator[None]:
         package, _, _ = (error.name or "").partition(".")
         if package not in OBSERVER_PACKAGES:
             raise
-        raise UserError(f"this flag of Sacred's needs the package {package}: pip install it") from error
+        raise UserError(
+            f"this flag of Sacred's needs the package {package}: pip install it"
+        ) from error
     except (RuntimeError, KeyError) as error:
         text = str(next(iter(error.args), ""))
         if not text.startswith(MENDABLE):
@@ -281,7 +296,9 @@ def _parse_flags(name: str, arguments: list[str]) -> dict[str, Any]:
     expected = f"expected tokenv {name} with NAME key=value ..., then flags; tokenv {name} --help names them"
     flags = _match_usage(experiment, arguments)
     if flags is None:
-        raise UserError(f"cannot read {' '.join(arguments)!r}: {_hint(name, arguments, experiment)}{expected}")
+        raise UserError(
+            f"cannot read {' '.join(arguments)!r}: {_hint(name, arguments, experiment)}{expected}"
+        )
     if flags["COMMAND"] == "with":  # with nothing after it
         flags["COMMAND"] = None
     if flags["COMMAND"] not in (None, *commands):
@@ -321,7 +338,9 @@ def _hint(name: str, arguments: list[str], experiment: Experiment) -> str:
         key = flag.removeprefix("--").replace("-", "_")
         meant.append(f"{key}={value}")
     first = next((word for word in meant[1:] if not word.startswith("-")), "")
-    is_first = first in named_configs() or "=" in first or first.endswith((".yaml", ".yml", ".json"))
+    is_first = (
+        first in named_configs() or "=" in first or first.endswith((".yaml", ".yml", ".json"))
+    )
     if not is_first or _match_usage(experiment, meant) is None:
         return ""
     return f"did you mean tokenv {name} {shlex.join(meant)}? "
@@ -330,10 +349,19 @@ def _hint(name: str, arguments: list[str], experiment: Experiment) -> str:
 def _check_flags(flags: dict[str, Any]) -> None:
     """Check flags which Sacred would reject only during the run, by a message which does not name the flag."""
     checks: dict[str, tuple[Callable[[str], bool], str]] = {
-        "--loglevel": (lambda text: text.isdigit() or text in LEVELS, f"0 to 50 or one of {', '.join(LEVELS)}"),
-        "--id": (lambda text: re.fullmatch(r"\w[\w.-]*", text) is not None, "a name of letters, digits, - and _"),
+        "--loglevel": (
+            lambda text: text.isdigit() or text in LEVELS,
+            f"0 to 50 or one of {', '.join(LEVELS)}",
+        ),
+        "--id": (
+            lambda text: re.fullmatch(r"\w[\w.-]*", text) is not None,
+            "a name of letters, digits, - and _",
+        ),
         "--capture": (lambda text: text in ("no", "sys", "fd"), "no, sys or fd"),
-        "--beat-interval": (lambda text: 0 < _to_float(text) < math.inf, "a positive number of seconds"),
+        "--beat-interval": (
+            lambda text: 0 < _to_float(text) < math.inf,
+            "a positive number of seconds",
+        ),
         "--priority": (lambda text: math.isfinite(_to_float(text)), "a number"),
     }
     for flag, (is_valid, expected) in checks.items():

@@ -20,7 +20,12 @@ from tokenv.compare.locks import holding_if_free
 from tokenv.config.commands import Record
 from tokenv.config.components import Components, build_components
 from tokenv.config.files import flatten
-from tokenv.config.hardware import busy_warning, peak_resident_memory, resolve_device, resolve_precision
+from tokenv.config.hardware import (
+    busy_warning,
+    peak_resident_memory,
+    resolve_device,
+    resolve_precision,
+)
 from tokenv.config.registry import plugins
 from tokenv.config.schema import Config
 from tokenv.core import checkpoints
@@ -55,12 +60,17 @@ DEFAULTS = (
     "no configuration is named: these are the defaults, which take about half an hour on two CPU cores (Ctrl-C stops); "
     "tokenv train with quick takes minutes, and tokenv list configs shows all"
 )
-STATS_BYTES = 2**17  # bytes of held-out text in the boundary statistics: seconds of work for any sequence length
+# bytes of held-out text in the boundary statistics: seconds of work for any sequence length
+STATS_BYTES = 2**17
 FIRST_SECONDS, EVERY_SECONDS = 10.0, 60.0  # of progress lines
 
 
 def train_and_show(
-    config: Config, resume: str | None, title: str | None, record: Record, ranks: Ranks | None = None
+    config: Config,
+    resume: str | None,
+    title: str | None,
+    record: Record,
+    ranks: Ranks | None = None,
 ) -> dict[str, Any]:
     """Train, then store and show the results, and let comparisons wait for the run.
 
@@ -104,7 +114,12 @@ def _train_and_show(
 
     try:
         last, history = train(
-            config, work_folder / "checkpoints", log, resume=resume, progress=progress_bars, ranks=ranks
+            config,
+            work_folder / "checkpoints",
+            log,
+            resume=resume,
+            progress=progress_bars,
+            ranks=ranks,
         )
     except KeyboardInterrupt:
         raise KeyboardInterrupt(f"stopped; {_resume_hint(folder)}") from None
@@ -172,7 +187,9 @@ def _is_within(folder: Path, path: str | None) -> bool:
     return path is None or folder.absolute() in Path(path).absolute().parents
 
 
-def _show(run: str, config: Config, last: Evaluation, history: History, folder: Path, title: str) -> tuple[Path, Path]:
+def _show(
+    run: str, config: Config, last: Evaluation, history: History, folder: Path, title: str
+) -> tuple[Path, Path]:
     """Draw the results into a folder, and print a passage of text with its boundaries."""
     trained = load_run(run, "latest", fall_back=False)
     kind = config.data.options
@@ -207,7 +224,9 @@ def _held_out_passage(trained: LoadedRun, corpus: Corpus, length: int = 2048) ->
     return to_passage(segment(trained, text))
 
 
-def _print_summary(config: Config, last: Evaluation, history: History, more: dict[str, str]) -> None:
+def _print_summary(
+    config: Config, last: Evaluation, history: History, more: dict[str, str]
+) -> None:
     rows = _summary(config, last, history) | more
     console().print(summary_table(rows, title=f"{config.agent['name']} on {config.data.source}"))
 
@@ -232,7 +251,9 @@ def _summary(config: Config, last: Evaluation, history: History) -> dict[str, st
     if last.loss_early is not None:
         rows["early exit"] = f"{last.loss_early:.4f} {unit}"
     if "data/overlap" in history:
-        rows["held-out text"] = f"{history['data/overlap'][1][-1]:.1%} of its 32-byte windows stand in training text"
+        rows["held-out text"] = (
+            f"{history['data/overlap'][1][-1]:.1%} of its 32-byte windows stand in training text"
+        )
     if last.boundary_f1 is not None:
         rows["true boundaries"] = (
             f"F1 {last.boundary_f1:.3f} (precision {last.boundary_precision:.3f}, recall {last.boundary_recall:.3f})"
@@ -242,7 +263,9 @@ def _summary(config: Config, last: Evaluation, history: History) -> dict[str, st
     return rows
 
 
-def describe_run(config: Config, components: Components, folder: Path | None, resume: str | None = None) -> str:
+def describe_run(
+    config: Config, components: Components, folder: Path | None, resume: str | None = None
+) -> str:
     """Return one line on a run: its folder, data, size, agent and estimator, hardware and seed.
 
     Args:

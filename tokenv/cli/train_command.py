@@ -33,7 +33,8 @@ class Train(Command):
     resume: str | None = None
     title: str | None = None
     stored = True
-    ranks = _SINGLE  # all processes, of which the first one stores and shows the results; None for one
+    # all processes, of which the first one stores and shows the results; None for one
+    ranks = _SINGLE
 
     @classmethod
     def resolve(cls, names: list[str], updates: dict[str, Any]) -> Self:

@@ -50,7 +50,9 @@ def run_lm_eval(arguments: list[str]) -> None:
 
         import tokenv.library.lm_eval_model  # noqa: F401  registers the model
     except ImportError:
-        raise MissingFileError("tokenv lm-eval needs the package lm-eval: pip install tokenv[lm-eval]") from None
+        raise MissingFileError(
+            "tokenv lm-eval needs the package lm-eval: pip install tokenv[lm-eval]"
+        ) from None
     before = sys.argv
     sys.argv = ["lm-eval", *arguments]
     try:

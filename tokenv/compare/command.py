@@ -29,7 +29,8 @@ from tokenv.evaluation.calibration import split_for_calibration
 from tokenv.evaluation.run_state import RunState
 from tokenv.plotting.console import console
 
-OF_POLICY = ("agent.", "estimator.", "imitation.", "loss.", "rate_target.", "train.agent_")  # keys of what learns
+# keys of what learns
+OF_POLICY = ("agent.", "estimator.", "imitation.", "loss.", "rate_target.", "train.agent_")
 StartFolders = dict[str, Path]  # method to the run which it starts from
 
 
@@ -47,7 +48,9 @@ def check_methods(options: CompareOptions) -> None:
             where = ""
         first = [own.make_task(method, own.seeds[0]) for method in own.selected_methods]
         configs = {f"{where}methods.{task.method}": task.config for task in first}
-        starts = {repr(task.config.as_dict()): task for task in own.make_pretraining_tasks().values()}
+        starts = {
+            repr(task.config.as_dict()): task for task in own.make_pretraining_tasks().values()
+        }
         configs |= {f"{where}{task.label}": task.config for task in starts.values()}
         for name, config in configs.items():
             try:
@@ -145,7 +148,9 @@ def _compare_stored(options: CompareOptions, progress: bool) -> Comparison:
     stored = [finished_run(Path(folder)) for folder in options.runs]
     check_same_kind({str(run.folder): run.config for run in stored})
     shown = tqdm(stored, desc="measuring", unit=" runs", disable=not progress)
-    methods = group_into_methods([load_compared_run(run, options.evaluation_request) for run in shown])
+    methods = group_into_methods(
+        [load_compared_run(run, options.evaluation_request) for run in shown]
+    )
     return build_comparison(methods, f"{len(options.runs)} runs", {})
 
 
@@ -155,14 +160,18 @@ def _train_shared(
     """Train the runs which methods start from, each once, and return their folders by protocol and method."""
     tasks = {name: own.make_pretraining_tasks() for name, own in protocols.items()}
     distinct: dict[str, Task] = {}
-    for task in itertools.chain.from_iterable(of_protocol.values() for of_protocol in tasks.values()):
+    for task in itertools.chain.from_iterable(
+        of_protocol.values() for of_protocol in tasks.values()
+    ):
         distinct.setdefault(repr(task.config.as_dict()), task)
     if not distinct:
         return {name: {} for name in protocols}
     folders, failed = run_all(list(distinct.values()), options, progress=progress)
     if failed:
         raise RunFailedError("a run that methods start from failed: " + "; ".join(failed.values()))
-    folder_of = {key: folder for key, folder in zip(distinct, folders, strict=True) if folder is not None}
+    folder_of = {
+        key: folder for key, folder in zip(distinct, folders, strict=True) if folder is not None
+    }
     starts: dict[str, StartFolders] = {}
     for name, of_protocol in tasks.items():
         starts[name] = {}
@@ -172,7 +181,10 @@ def _train_shared(
 
 
 def _tune(
-    protocols: Mapping[str, CompareOptions], starts: Mapping[str, StartFolders], options: CompareOptions, progress: bool
+    protocols: Mapping[str, CompareOptions],
+    starts: Mapping[str, StartFolders],
+    options: CompareOptions,
+    progress: bool,
 ) -> dict[str, dict[str, dict[str, Any]]]:
     """Train the trials of tuning, and return by protocol and method what the best one changes."""
     candidates = {name: make_trials(own, starts.get(name), name) for name, own in protocols.items()}
@@ -183,11 +195,17 @@ def _tune(
         return {name: {} for name in protocols}
     folders, _ = run_all(tasks, options, progress=progress)
     folder_of = {task.label: folder for task, folder in zip(tasks, folders, strict=True)}
-    return {name: select_best_trials(candidates[name], folder_of, own) for name, own in protocols.items()}
+    return {
+        name: select_best_trials(candidates[name], folder_of, own)
+        for name, own in protocols.items()
+    }
 
 
 def _compare_protocol(
-    name: str, options: CompareOptions, runs: Sequence[tuple[Task, Path | None]], failed: Mapping[str, str]
+    name: str,
+    options: CompareOptions,
+    runs: Sequence[tuple[Task, Path | None]],
+    failed: Mapping[str, str],
 ) -> Comparison:
     """Compare the finished runs of a protocol.
 
@@ -201,10 +219,17 @@ def _compare_protocol(
             methods.setdefault(task.method, []).append(run)
     errors = {task.label: failed[task.label] for task, _ in runs if task.label in failed}
     if not methods:
-        raise RunFailedError("every run failed: " + "; ".join(f"{label}: {why}" for label, why in errors.items()))
+        raise RunFailedError(
+            "every run failed: " + "; ".join(f"{label}: {why}" for label, why in errors.items())
+        )
     title = f"{name}: {len(methods)} methods".removeprefix(": ")
     return build_comparison(
-        methods, title, errors, reference=options.reference, facts=_facts(options), given_up=options.options_given_up()
+        methods,
+        title,
+        errors,
+        reference=options.reference,
+        facts=_facts(options),
+        given_up=options.options_given_up(),
     )
 
 
@@ -215,11 +240,15 @@ def _facts(options: CompareOptions) -> dict[str, str]:
     if options.calibrate:
         facts["rates"] = "learned ones calibrated to the target on held-out data of their own"
     if options.rates:
-        facts["requested"] = f"rates {', '.join(f'{rate:g}' for rate in options.rates)}, beside each run's own"
+        facts["requested"] = (
+            f"rates {', '.join(f'{rate:g}' for rate in options.rates)}, beside each run's own"
+        )
     if options.equal_decoder_passes:
         facts["passes"] = "equal through the decoder: a method of K samples reads 1/K of the texts"
     if options.pretrain:
-        sizes = len({repr(task.config.as_dict()) for task in options.make_pretraining_tasks().values()})
+        sizes = len(
+            {repr(task.config.as_dict()) for task in options.make_pretraining_tasks().values()}
+        )
         if sizes == 1:
             facts["start"] = "all from one trained model"
         else:
@@ -229,7 +258,9 @@ def _facts(options: CompareOptions) -> dict[str, str]:
     return facts
 
 
-def parse_comparison_arguments(arguments: Sequence[str], kind: type) -> tuple[dict[str, Any], list[str]]:
+def parse_comparison_arguments(
+    arguments: Sequence[str], kind: type
+) -> tuple[dict[str, Any], list[str]]:
     """Parse the arguments of a command line; in ``methods.NAME.key=value``, NAME may hold dots and equals signs.
 
     Args:
@@ -278,7 +309,11 @@ def resolve_comparison(names: list[str], updates: dict[str, Any]) -> CompareOpti
     for name in names:
         path = config_path(name)
         section = load_yaml(path)
-        if "methods" not in section and section.keys() <= config_keys and not section.keys() <= comparison_keys:
+        if (
+            "methods" not in section
+            and section.keys() <= config_keys
+            and not section.keys() <= comparison_keys
+        ):
             raise UserError(
                 f"{name} is the configuration of one run, and a comparison needs methods: write a YAML file such as "
                 f"{{base: {name}, methods: {{learned: {{}}, uniform: {{agent: {{name: uniform}}}}}}}}, or take the "
@@ -319,7 +354,9 @@ class Trial:
     tasks: list[Task]
 
 
-def make_trials(options: CompareOptions, starts: Mapping[str, Path] | None, protocol: str = "") -> list[Trial]:
+def make_trials(
+    options: CompareOptions, starts: Mapping[str, Path] | None, protocol: str = ""
+) -> list[Trial]:
     """Return all choices of values to try.
 
     Args:
@@ -345,7 +382,10 @@ def make_trials(options: CompareOptions, starts: Mapping[str, Path] | None, prot
                 name = f"{name}, {key}={value}"
                 tuned = merge(tuned, nest_key(key, value))
             start = (starts or {}).get(method)
-            tasks = [options.make_task(method, seed, start=start, changes=tuned) for seed in options.tune_seeds]
+            tasks = [
+                options.make_task(method, seed, start=start, changes=tuned)
+                for seed in options.tune_seeds
+            ]
             trials.append(Trial(method, tuned, [_simplify(task, name, protocol) for task in tasks]))
     return trials
 
@@ -356,7 +396,9 @@ def _simplify(task: Task, name: str, protocol: str) -> Task:
     evaluation_request = task.evaluation_request
     assert evaluation_request is not None
     validation = replace(config.validation, every_symbols=config.train.symbols, calibrate=False)
-    return Task(name, replace(config, validation=validation), _loss_only(evaluation_request), protocol)
+    return Task(
+        name, replace(config, validation=validation), _loss_only(evaluation_request), protocol
+    )
 
 
 def _loss_only(evaluation_request: EvaluationRequest) -> EvaluationRequest:
@@ -376,7 +418,10 @@ def select_best_trials(
     best: dict[str, tuple[float, dict[str, Any]]] = {}
     for trial in trials:
         runs = [folders[task.label] for task in trial.tasks]
-        measured = [folder and load_evaluation(folder, _loss_only(options.evaluation_request)) for folder in runs]
+        measured = [
+            folder and load_evaluation(folder, _loss_only(options.evaluation_request))
+            for folder in runs
+        ]
         if all(measured):
             loss = float(np.mean([np.mean(each.loss) for each in measured if each]))
             if trial.method not in best or loss < best[trial.method][0]:

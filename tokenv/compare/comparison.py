@@ -18,7 +18,13 @@ import torch
 
 from tokenv.compare.robust_statistics import RobustTable
 from tokenv.compare.run_evaluation import RunEvaluation
-from tokenv.compare.score_statistics import Difference, Pair, ScoreTable, add_reversed_pairs, compare_scores
+from tokenv.compare.score_statistics import (
+    Difference,
+    Pair,
+    ScoreTable,
+    add_reversed_pairs,
+    compare_scores,
+)
 from tokenv.compare.score_tables import ForecastComparison, compare_forecasts, tabulate_rates
 from tokenv.config.build import can_imitate, is_trainable, reads_ahead
 from tokenv.config.class_options import with_class_defaults
@@ -76,7 +82,9 @@ class ComparedRun:
         NaN with fewer than two validations.
         """
         unit = self.evaluation.unit
-        curve = self.history.get(f"calibrated/{unit}") or self.history.get(f"validation/{unit}", ((), ()))
+        curve = self.history.get(f"calibrated/{unit}") or self.history.get(
+            f"validation/{unit}", ((), ())
+        )
         symbols, losses = curve
         if len(symbols) < 2:
             return math.nan
@@ -116,7 +124,11 @@ class ComparedMethod:
             NaN unless it imitates this agent throughout, with a law by which boundaries have a log-probability.
         """
         config = self.runs[0].config
-        if config.imitation.fraction < 1 or config.imitation.teacher != agent or not can_imitate(config.agent):
+        if (
+            config.imitation.fraction < 1
+            or config.imitation.teacher != agent
+            or not can_imitate(config.agent)
+        ):
             return math.nan
         curves = (run.history.get("validation/imitation_bits", ((), ()))[1] for run in self.runs)
         return finite_mean(curve[-1] for curve in curves if curve)
@@ -296,7 +308,9 @@ def _tabulate_run(method: str, run: ComparedRun) -> dict[str, Any]:
     for name, (share, boundaries) in (learned.classes if learned else {}).items():
         row |= {f"share of {name}": share, f"boundaries after {name}": boundaries}
     total = sum(evaluation.token_lengths)
-    row |= {f"length {n}": count / total for n, count in enumerate(evaluation.token_lengths, 1) if total}
+    row |= {
+        f"length {n}": count / total for n, count in enumerate(evaluation.token_lengths, 1) if total
+    }
     return row
 
 
@@ -330,14 +344,20 @@ def build_comparison(
         reference = ""
     table = _compare_runs(methods, reference)
     settings = differing_settings({name: group[0].config for name, group in methods.items()})
-    ranged = (name for name, group in methods.items() if isinstance(group[0].config.rate, RateRange))
+    ranged = (
+        name for name, group in methods.items() if isinstance(group[0].config.rate, RateRange)
+    )
     rates_reference = reference or next(ranged, "")
     evaluations = {}
     compared = []
     for name, group in methods.items():
         evaluations[name] = {run.seed: run.evaluation for run in group}
         own = table.estimates[name]
-        compared.append(ComparedMethod(name, group, settings[name], own.mean, own.seed_error, own.document_error))
+        compared.append(
+            ComparedMethod(
+                name, group, settings[name], own.mean, own.seed_error, own.document_error
+            )
+        )
     return Comparison(
         title=title,
         facts={**_collect_facts(runs), **(facts or {})},
@@ -398,7 +418,9 @@ def _collect_facts(runs: Sequence[ComparedRun]) -> dict[str, str]:
 
 def differing_settings(configs: Mapping[str, Config]) -> dict[str, dict[str, str]]:
     """Return the given settings in which each configuration differs from some other: key to value, as text."""
-    return _keep_differing({name: _comparable_settings(config, config.as_dict()) for name, config in configs.items()})
+    return _keep_differing(
+        {name: _comparable_settings(config, config.as_dict()) for name, config in configs.items()}
+    )
 
 
 def differing_options(configs: Mapping[str, Config]) -> dict[str, dict[str, str]]:
@@ -427,7 +449,9 @@ def _comparable_settings(config: Config, all_values: Mapping[str, Any]) -> dict[
     effective = [key for key in SETTINGS if trainable or key not in LEARNERS_SETTING]
     values = {key: value for key, value in all_values.items() if key in effective}
     if not trainable:
-        values["loss"] = {name: weight for name, weight in values["loss"].items() if name not in LEARNERS_LOSS}
+        values["loss"] = {
+            name: weight for name, weight in values["loss"].items() if name not in LEARNERS_LOSS
+        }
     return flatten(values)
 
 
@@ -445,7 +469,9 @@ def group_into_methods(runs: Sequence[ComparedRun]) -> dict[str, list[ComparedRu
         key = repr({k: v for k, v in run.config.as_dict().items() if k in SETTINGS})
         same = [other for other in groups.get(key, []) if other.config.seed == run.config.seed]
         if same:
-            raise UserError(f"runs: {run.folder} and {same[0].folder} are the same run, seed included: drop one")
+            raise UserError(
+                f"runs: {run.folder} and {same[0].folder} are the same run, seed included: drop one"
+            )
         groups.setdefault(key, []).append(run)
     settings = differing_settings({key: group[0].config for key, group in groups.items()})
     agents = [group[0].config.agent["name"] for group in groups.values()]

@@ -16,8 +16,10 @@ from tokenv.core.errors import COUNT, UserError, at_least, bounds, check_bounds,
 from tokenv.core.rates import check_rates
 from tokenv.series.config import ForecastRequest
 
-LOADED_SECTIONS = ("model", "codec")  # sections which a run takes from the run named by ``init_from``
-LISTS = ("base", "only", "skip", "runs", "only_protocols", "rates")  # a single value stands for a list of one
+# sections which a run takes from the run named by ``init_from``
+LOADED_SECTIONS = ("model", "codec")
+# a single value stands for a list of one
+LISTS = ("base", "only", "skip", "runs", "only_protocols", "rates")
 SEEDS = ("seeds", "tune_seeds")  # where a single value would be taken for a number of seeds
 
 EXECUTOR = bounds(
@@ -146,7 +148,10 @@ class CompareOptions:
                 not self.runs and not self.methods,
                 "nothing to compare: expected a comparison, such as compare-quick, or runs=[runs/1,runs/2]",
             ),
-            (not self.runs and not self.seeds, "seeds is empty: expected whole numbers, such as seeds=[0,1,2]"),
+            (
+                not self.runs and not self.seeds,
+                "seeds is empty: expected whole numbers, such as seeds=[0,1,2]",
+            ),
             (
                 self.calibrate and stepwise,
                 "calibrate = True with forecast.direct = False: expected direct forecasts, which alone are made at a "
@@ -155,7 +160,9 @@ class CompareOptions:
         )
         for key, one in (("seeds", "seed"), ("tune_seeds", "seed"), ("rates", "rate")):
             values = getattr(self, key)
-            refuse((len(set(values)) < len(values), f"{key} = {values!r}: expected every {one} once"))
+            refuse(
+                (len(set(values)) < len(values), f"{key} = {values!r}: expected every {one} once")
+            )
         check_bounds(self)
         check_rates(self.rates)
         _check_tuning(self.tune, self.tune_seeds, self.seeds)
@@ -163,18 +170,31 @@ class CompareOptions:
             wrong = f"methods.{name} = {changes!r}: expected a section of what it changes, {{}} for nothing"
             refuse((not isinstance(changes, dict), wrong))
         known = f"which is no method: they are {', '.join(self.methods)}"
-        named = {"only": self.only, "skip": self.skip, "reference": [self.reference] * bool(self.reference)}
+        named = {
+            "only": self.only,
+            "skip": self.skip,
+            "reference": [self.reference] * bool(self.reference),
+        }
         for key, names in named.items():
             unknown = set(names).difference(self.methods)
-            refuse((unknown and not self.runs, f"{key} names {min(unknown, default='')!r}, {known}"))
+            refuse(
+                (unknown and not self.runs, f"{key} names {min(unknown, default='')!r}, {known}")
+            )
         unknown = set(self.only_protocols).difference(self.protocols)
         known = ", ".join(self.protocols) or "not given"
-        refuse((unknown, f"only_protocols names {min(unknown, default='')!r}, which is none: they are {known}"))
+        refuse(
+            (
+                unknown,
+                f"only_protocols names {min(unknown, default='')!r}, which is none: they are {known}",
+            )
+        )
 
     @property
     def evaluation_request(self) -> EvaluationRequest:
         """What is to be measured of every run."""
-        return EvaluationRequest(self.passages, self.bpe_vocabulary, self.calibrate, self.rates, self.forecast)
+        return EvaluationRequest(
+            self.passages, self.bpe_vocabulary, self.calibrate, self.rates, self.forecast
+        )
 
     @property
     def selected_methods(self) -> dict[str, Any]:
@@ -196,17 +216,26 @@ class CompareOptions:
             if self.only_protocols and name not in self.only_protocols:
                 continue
             if not isinstance(changes, dict):
-                raise UserError(f"protocols.{name} = {changes!r}: expected a section of what it changes")
+                raise UserError(
+                    f"protocols.{name} = {changes!r}: expected a section of what it changes"
+                )
             check_keys(changes, f"protocols.{name}", CompareOptions)
             options = from_dict(CompareOptions, merge(values, as_lists(changes)))
             if options.selected_methods:
                 protocols[name] = options
         if not protocols:
-            raise UserError(f"only = {self.only!r}: skip leaves out all of these in every protocol; name others")
+            raise UserError(
+                f"only = {self.only!r}: skip leaves out all of these in every protocol; name others"
+            )
         return protocols
 
     def make_task(
-        self, method: str, seed: int, *, start: Path | None = None, changes: Mapping[str, Any] | None = None
+        self,
+        method: str,
+        seed: int,
+        *,
+        start: Path | None = None,
+        changes: Mapping[str, Any] | None = None,
     ) -> Task:
         """Return one run.
 
@@ -220,7 +249,9 @@ class CompareOptions:
             ValueError: the method's configuration has an unknown key or a wrong value.
         """
         check_keys(self.methods[method], f"methods.{method}", Config)
-        values = merge(merge(merge(self.common, self.methods[method]), changes or {}), {"seed": seed})
+        values = merge(
+            merge(merge(self.common, self.methods[method]), changes or {}), {"seed": seed}
+        )
         if start is not None:
             values = merge(values, {"init_from": str(start)})
         elif self.pretrain:
@@ -232,7 +263,9 @@ class CompareOptions:
 
     def options_given_up(self) -> list[str]:
         """Return in sentences which options of the base the methods lose by naming another class."""
-        base = resolve(self.base, merge(self.common, {"init_from": None, "freeze_lm": False})).as_dict()
+        base = resolve(
+            self.base, merge(self.common, {"init_from": None, "freeze_lm": False})
+        ).as_dict()
         sentences = []
         for method in self.selected_methods:
             given_up = options_given_up(base, merge(base, self.methods[method]))
@@ -240,7 +273,9 @@ class CompareOptions:
         return sentences
 
     def make_tasks(
-        self, starts: Mapping[str, Path] | None = None, changes: Mapping[str, Mapping[str, Any]] | None = None
+        self,
+        starts: Mapping[str, Path] | None = None,
+        changes: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> Iterator[Task]:
         """Yield all runs: every method with the first seed, then with the second, so that early results show all.
 
@@ -260,7 +295,9 @@ class CompareOptions:
     def make_pretraining_task(self, method: str) -> Task:
         """Return the run from which a method starts, with the method's own model and codec."""
         check_keys(self.pretrain, "pretrain", Config)
-        own = {key: self.methods[method][key] for key in LOADED_SECTIONS if key in self.methods[method]}
+        own = {
+            key: self.methods[method][key] for key in LOADED_SECTIONS if key in self.methods[method]
+        }
         if own:
             label = f"shared model of {method}"
         else:
@@ -296,7 +333,9 @@ def with_equal_decoder_passes(config: Config) -> Config:
 
     train = config.train
     passes = build_components(config, torch.device("meta"), read_files=False).passes
-    texts = max(train.batch_size // max(passes.learning + passes.reward_only + passes.relaxed, 1), 1)
+    texts = max(
+        train.batch_size // max(passes.learning + passes.reward_only + passes.relaxed, 1), 1
+    )
 
     def scale(symbols: int) -> int:
         return max(symbols * texts // train.batch_size, 1)
@@ -304,7 +343,10 @@ def with_equal_decoder_passes(config: Config) -> Config:
     return replace(
         config,
         train=replace(
-            train, batch_size=texts, symbols=scale(train.symbols), warmup_symbols=scale(train.warmup_symbols)
+            train,
+            batch_size=texts,
+            symbols=scale(train.symbols),
+            warmup_symbols=scale(train.warmup_symbols),
         ),
         validation=replace(config.validation, every_symbols=scale(config.validation.every_symbols)),
     )
@@ -313,12 +355,20 @@ def with_equal_decoder_passes(config: Config) -> Config:
 def _check_tuning(tune: Mapping[str, Any], tune_seeds: Sequence[int], seeds: Sequence[int]) -> None:
     for key, values in tune.items():
         if not isinstance(values, list) or not values:
-            raise UserError(f"tune.{key} = {values!r}: expected a list of values to try, such as [0.003, 0.01, 0.03]")
+            raise UserError(
+                f"tune.{key} = {values!r}: expected a list of values to try, such as [0.003, 0.01, 0.03]"
+            )
     both = set(tune_seeds) & set(seeds)
     given = f"tune_seeds = {list(tune_seeds)!r} and seeds = {list(seeds)!r}"
     refuse(
-        (tune and not tune_seeds, "tune_seeds is empty: expected whole numbers, such as tune_seeds=[100,101]"),
-        (tune and both, f"{given} have {min(both, default='')} in common: expected seeds that tuning has not seen"),
+        (
+            tune and not tune_seeds,
+            "tune_seeds is empty: expected whole numbers, such as tune_seeds=[100,101]",
+        ),
+        (
+            tune and both,
+            f"{given} have {min(both, default='')} in common: expected seeds that tuning has not seen",
+        ),
     )
 
 
@@ -341,7 +391,9 @@ def as_lists(values: Mapping[str, Any]) -> dict[str, Any]:
     for key in SEEDS:
         seeds = values.get(key, [])
         if isinstance(seeds, int):
-            raise UserError(f"{key}={seeds}: expected a list, such as {key}=[0,1,2]; {key}=[{seeds}] is one seed")
+            raise UserError(
+                f"{key}={seeds}: expected a list, such as {key}=[0,1,2]; {key}=[{seeds}] is one seed"
+            )
     for key in LISTS:
         if key in values and not isinstance(values[key], list | tuple):
             values[key] = [values[key]]

@@ -115,7 +115,8 @@ def _check_dask(address: str) -> None:
         UserError: none answers.
     """
     try:
-        with ThreadPoolExecutor(1) as pool:  # this thread may have an event loop already, as a notebook's has
+        # this thread may have an event loop already, as a notebook's has
+        with ThreadPoolExecutor(1) as pool:
             query = asyncio.wait_for(_identify_server(address), CONNECT_SECONDS)
             kind = pool.submit(asyncio.run, query).result()
         problem = "" if kind == "Scheduler" else f"a {kind} does"
@@ -132,7 +133,9 @@ async def _identify_server(address: str) -> str:
     import distributed
 
     arguments = distributed.Security().get_connection_args("client")
-    async with distributed.rpc(address, timeout=CONNECT_SECONDS, connection_args=arguments) as server:
+    async with distributed.rpc(
+        address, timeout=CONNECT_SECONDS, connection_args=arguments
+    ) as server:
         return str((await server.identity())["type"])
 
 
@@ -204,7 +207,10 @@ def _create_submitit_executor(file: Path, folder: Path, ranks: int) -> submitit.
     if cluster not in ("slurm", "local"):
         raise UserError(f"{where}: cluster = {cluster!r}: expected slurm or local")
     generic = submitit.AutoExecutor._valid_parameters()
-    full = [key if key in generic or key.startswith(("slurm_", "local_")) else f"{cluster}_{key}" for key in values]
+    full = [
+        key if key in generic or key.startswith(("slurm_", "local_")) else f"{cluster}_{key}"
+        for key in values
+    ]
     parameters = dict(zip(full, values.values(), strict=True))
     if ranks > 1:
         parameters.setdefault("gpus_per_node", ranks)

@@ -162,7 +162,14 @@ def _start(spec: JobSpec) -> subprocess.Popen[bytes]:
     """
     command = [sys.executable, "-P", "-m", "tokenv", "job", str(spec.write())]
     if spec.ranks > 1:
-        torchrun = [sys.executable, "-P", "-m", "torch.distributed.run", "--standalone", "--no-python"]
+        torchrun = [
+            sys.executable,
+            "-P",
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--no-python",
+        ]
         command = [*torchrun, f"--nproc-per-node={spec.ranks}", *command]
     paths = [str(Path(path).absolute()) for path in sys.path]
     environment = os.environ | COUNT_BY_NVML | {"PYTHONPATH": os.pathsep.join(paths)}
@@ -174,7 +181,8 @@ def _start(spec: JobSpec) -> subprocess.Popen[bytes]:
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # a signal to this process's group, such as Ctrl-C's, is not meant for the run
+            # a signal to this process's group, such as Ctrl-C's, is not meant for the run
+            start_new_session=True,
         )
 
 
@@ -189,7 +197,9 @@ def read_result(spec: JobSpec, status: int) -> JobResult:
     for rank in range(spec.ranks):  # one that is not the first writes failures only
         with suppress(OSError, ValueError):
             results.append(from_dict(JobResult, read_json(spec.result_file(rank))))
-    if spec.stop_requested() and not any(result.status in ("finished", "failed") for result in results):
+    if spec.stop_requested() and not any(
+        result.status in ("finished", "failed") for result in results
+    ):
         return JobResult("stopped")
     for result in results:
         if result.status == "failed":  # the others have lost the process which failed

@@ -40,7 +40,9 @@ def run_lock(config: Config, store: Path) -> FileLock:
     """
     folder = store.absolute() / LOCKS
     folder.mkdir(parents=True, exist_ok=True)
-    key = hashlib.sha256(json.dumps(identity(config), sort_keys=True, default=str).encode()).hexdigest()[:16]
+    key = hashlib.sha256(
+        json.dumps(identity(config), sort_keys=True, default=str).encode()
+    ).hexdigest()[:16]
     return FileLock(folder / f"{key}.lock", is_singleton=True)
 
 
@@ -82,7 +84,8 @@ def acquire_gpus(device: str, count: int) -> Iterator[dict[str, str]]:
         candidates = visible_gpus()
     if index:
         candidates = candidates[int(index) :][:1]
-    count = min(count, len(candidates))  # a run which needs more GPUs than there are reports that itself
+    # a run which needs more GPUs than there are reports that itself
+    count = min(count, len(candidates))
     with ExitStack() as locks:
         while (gpus := _lock_gpus(candidates, count, locks)) is None:
             time.sleep(1)
@@ -97,8 +100,12 @@ def visible_gpus() -> list[str]:
     allowed = os.environ.get(VISIBLE)
     query = ["nvidia-smi", "--query-gpu=index,uuid", "--format=csv,noheader"]
     try:
-        output = subprocess.run(query, capture_output=True, text=True, check=True, timeout=60).stdout
-        names = dict(line.replace(" ", "").split(",", 1) for line in output.splitlines() if "," in line)
+        output = subprocess.run(
+            query, capture_output=True, text=True, check=True, timeout=60
+        ).stdout
+        names = dict(
+            line.replace(" ", "").split(",", 1) for line in output.splitlines() if "," in line
+        )
     except (OSError, subprocess.SubprocessError, ValueError):
         names = {}
     if allowed is not None:
@@ -133,5 +140,7 @@ def lock_gpu(gpu: str) -> BaseFileLock | None:
     except Timeout:
         return None
     except OSError as error:
-        raise UserError(f"{path}: cannot be opened ({error.strerror}): delete it, or ask its owner to") from None
+        raise UserError(
+            f"{path}: cannot be opened ({error.strerror}): delete it, or ask its owner to"
+        ) from None
     return lock

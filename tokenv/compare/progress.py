@@ -87,7 +87,9 @@ class EtaEstimator:
         """Return a run's own value, or else the mean of its method's runs, or else of all runs; NaN for none."""
         if index in values:
             return values[index]
-        same = [value for other, value in values.items() if self._methods[other] == self._methods[index]]
+        same = [
+            value for other, value in values.items() if self._methods[other] == self._methods[index]
+        ]
         known = same or list(values.values())
         return fmean(known) if known else math.nan
 
@@ -117,7 +119,9 @@ class ProgressDisplay:
             disable=not visible,
         )
         self._tasks, self._store = tasks, store
-        self._eta = EtaEstimator([task.method for task in tasks], [task.config.train.symbols for task in tasks])
+        self._eta = EtaEstimator(
+            [task.method for task in tasks], [task.config.train.symbols for task in tasks]
+        )
         self._all = self.bars.add_task("comparison", total=len(tasks), unit="runs", left="")
         self._finished = 0
         self._bar_of: dict[int, TaskID] = {}
@@ -135,7 +139,9 @@ class ProgressDisplay:
         if index not in self._bar_of:
             unit = f"{task.config.data.options.words.symbol}s"
             total = task.config.train.symbols
-            self._bar_of[index] = self.bars.add_task(escape_line(task.label) + suffix, total=total, unit=unit, left="")
+            self._bar_of[index] = self.bars.add_task(
+                escape_line(task.label) + suffix, total=total, unit=unit, left=""
+            )
             self._eta.start(index, time.monotonic())
         progress = self._read_progress(index, since)
         if progress is not None:
@@ -166,7 +172,9 @@ class ProgressDisplay:
         self._eta.finish(index, time.monotonic())
         self.remove(index)
         self._finished += 1
-        self.bars.update(self._all, completed=self._finished, left=format_remaining(self._eta.remaining()))
+        self.bars.update(
+            self._all, completed=self._finished, left=format_remaining(self._eta.remaining())
+        )
 
     def print(self, line: str) -> None:
         """Print a line above the bars."""

@@ -20,7 +20,8 @@ from scipy import special
 Array: TypeAlias = np.ndarray[Any, Any]
 Errors: TypeAlias = Sequence[tuple[float, float]]
 LEVEL = 0.95
-MIN_SEEDS = 3  # with fewer there is no interval: nothing tells an exceptional seed from an ordinary one
+# with fewer there is no interval: nothing tells an exceptional seed from an ordinary one
+MIN_SEEDS = 3
 RESAMPLES = 1000
 THRESHOLDS = 101  # points of a performance profile
 TAIL = 0.01  # share of all losses beyond a profile's thresholds, on either side
@@ -64,10 +65,14 @@ class RobustTable:
 
 
 def _tabulate(name: str, intervals: Mapping[Any, Interval], index: pd.Index[Any]) -> pd.DataFrame:
-    return pd.DataFrame(list(intervals.values()), index=index, columns=[name, f"{name}_low", f"{name}_high"])
+    return pd.DataFrame(
+        list(intervals.values()), index=index, columns=[name, f"{name}_low", f"{name}_high"]
+    )
 
 
-def compare_robustly(losses: Mapping[str, Array], seeds: Mapping[str, Sequence[int]], level: float) -> RobustTable:
+def compare_robustly(
+    losses: Mapping[str, Array], seeds: Mapping[str, Sequence[int]], level: float
+) -> RobustTable:
     """Compare methods by statistics which a few exceptional seeds do not decide.
 
     Every document counts once. Its difficulty is common to all methods, so losses are taken relative to the document's
@@ -97,7 +102,10 @@ def compare_robustly(losses: Mapping[str, Array], seeds: Mapping[str, Sequence[i
     low, high = np.quantile(pooled, (TAIL, 1 - TAIL))
     threshold_P = np.linspace(low, high, THRESHOLDS)
     return RobustTable(
-        {name: Interval(*(level + end for end in iqm_interval(loss_SC))) for name, loss_SC in relative.items()},
+        {
+            name: Interval(*(level + end for end in iqm_interval(loss_SC)))
+            for name, loss_SC in relative.items()
+        },
         improvement,
         threshold_P,
         {name: profile_intervals(loss_SC, threshold_P) for name, loss_SC in relative.items()},
@@ -115,7 +123,10 @@ def iqm_interval(loss_SC: Array) -> Interval:
     value = interquartile_mean(loss_SC)
     if len(loss_SC) < MIN_SEEDS:
         return Interval(value)
-    errors = [(bootstrap_error(interquartile_mean, each), len(each) - 1.0) for each in (loss_SC, loss_SC.T)]
+    errors = [
+        (bootstrap_error(interquartile_mean, each), len(each) - 1.0)
+        for each in (loss_SC, loss_SC.T)
+    ]
     return Interval(value, *student_interval(value, errors))
 
 
@@ -140,7 +151,9 @@ def improvement_interval(first_SC: Array, second_TC: Array, *, paired: bool) -> 
     if paired:
         errors = [(bootstrap_error(np.mean, win_ST, axes=(0, 1)), len(win_ST) - 1.0)]
     else:
-        errors = [(standard_error(win_S), len(win_S) - 1.0) for win_S in (win_ST.mean(1), win_ST.mean(0))]
+        errors = [
+            (standard_error(win_S), len(win_S) - 1.0) for win_S in (win_ST.mean(1), win_ST.mean(0))
+        ]
     low, high = student_interval(value, [*errors, (standard_error(win_C), len(win_C) - 1.0)])
     return Interval(value, max(low, 0.0), min(high, 1.0))
 
@@ -154,7 +167,9 @@ def profile_intervals(loss_SC: Array, threshold_P: Array) -> Array:
         ends = (math.nan, math.nan)
         if len(below_SC) >= MIN_SEEDS:
             means = below_SC.mean(1), below_SC.mean(0)
-            ends = student_interval(share, [(standard_error(each), len(each) - 1.0) for each in means])
+            ends = student_interval(
+                share, [(standard_error(each), len(each) - 1.0) for each in means]
+            )
         rows.append((share, max(ends[0], 0.0), min(ends[1], 1.0)))
     return np.array(rows)
 
@@ -166,7 +181,9 @@ def standard_error(mean_N: Array) -> float:
     return math.nan
 
 
-def bootstrap_error(statistic: Callable[[Array], Any], value: Array, axes: tuple[int, ...] = (0,)) -> float:
+def bootstrap_error(
+    statistic: Callable[[Array], Any], value: Array, axes: tuple[int, ...] = (0,)
+) -> float:
     """Return the standard error of a statistic over n independent units; NaN for one.
 
     Args:
@@ -187,7 +204,9 @@ def bootstrap_error(statistic: Callable[[Array], Any], value: Array, axes: tuple
     return float(np.std(results, ddof=1)) * math.sqrt(size / (size - 1))
 
 
-def clustered_standard_error(value_B: Array, document_B: Array, weight_B: Array | None = None) -> float:
+def clustered_standard_error(
+    value_B: Array, document_B: Array, weight_B: Array | None = None
+) -> float:
     """Return the standard error of a mean over columns when those of one document are dependent.
 
     ``sqrt(sum_c (sum_{b in c} w_b (v_b - mean))^2 / (1 - h_c)) / sum_b w_b``, h_c being the share of the weight which
@@ -221,11 +240,15 @@ def clustered_degrees_of_freedom(document_B: Array, weight_B: Array | None = Non
     Returns:
         At least 1; NaN for one document.
     """
-    share_C = _document_shares(document_B, np.ones(len(document_B)) if weight_B is None else weight_B)
+    share_C = _document_shares(
+        document_B, np.ones(len(document_B)) if weight_B is None else weight_B
+    )
     if len(share_C) < 2:
         return math.nan
     weight_C = np.square(share_C) / (1 - share_C)
-    return float(1 / (np.square(share_C).sum() + np.square(weight_C.sum()) - np.square(weight_C).sum()))
+    return float(
+        1 / (np.square(share_C).sum() + np.square(weight_C.sum()) - np.square(weight_C).sum())
+    )
 
 
 def _document_shares(document_B: Array, weight_B: Array) -> Array:
@@ -244,7 +267,11 @@ def select_known(errors: Errors) -> tuple[Array, Array, float]:
     """Return squares and degrees of freedom of the errors which are known and positive, and the total error."""
     known = [(error, degrees) for error, degrees in errors if error > 0]  # NaN is left out, too
     total = math.hypot(*(error for error, _ in known))
-    return np.array([error**2 for error, _ in known]), np.array([degrees for _, degrees in known]), total
+    return (
+        np.array([error**2 for error, _ in known]),
+        np.array([degrees for _, degrees in known]),
+        total,
+    )
 
 
 def critical_value(square: Array, degrees: Array, p: float) -> float:

@@ -28,7 +28,14 @@ from tokenv.data.corpus import Corpus, load_corpus
 from tokenv.data.tokenizer import train_bpe
 from tokenv.evaluation.boundary_stats import BoundaryStats, compute_boundary_stats
 from tokenv.evaluation.calibration import calibrate, evaluate_rates, split_for_calibration
-from tokenv.evaluation.evaluator import EvalOptions, boundary_scores, evaluate, evaluate_sequences, shift_noise
+from tokenv.evaluation.evaluator import (
+    EvalOptions,
+    SequenceScores,
+    boundary_scores,
+    evaluate,
+    evaluate_sequences,
+    shift_noise,
+)
 from tokenv.evaluation.loaded_run import load_run
 from tokenv.series.baseline_models import find_season, fit_peers, naive_baselines
 from tokenv.series.config import DirectHeadConfig, ForecastRequest
@@ -103,7 +110,9 @@ class Learned:
     @classmethod
     def of(cls, stats: BoundaryStats) -> Learned:
         """Return the stored part of boundary statistics."""
-        return cls(stats.classes, [(token.decode("latin-1"), count) for token, count in stats.tokens])
+        return cls(
+            stats.classes, [(token.decode("latin-1"), count) for token, count in stats.tokens]
+        )
 
 
 @dataclass(frozen=True)
@@ -149,7 +158,9 @@ class Forecasts:
     def __post_init__(self) -> None:
         for figures in (self.error, *self.peers.values()):
             if any(len(each) != len(self.cluster) for each in figures.values()):
-                raise UserError(f"expected {len(self.cluster)} errors of every kind, one for each forecast")
+                raise UserError(
+                    f"expected {len(self.cluster)} errors of every kind, one for each forecast"
+                )
 
 
 @dataclass(frozen=True)
@@ -200,7 +211,9 @@ class RunEvaluation:
 
     def __post_init__(self) -> None:
         if not self.loss or len(self.loss) != len(self.document):
-            raise UserError(f"{len(self.loss)} losses of {len(self.document)} sequences: expected one of each")
+            raise UserError(
+                f"{len(self.loss)} losses of {len(self.document)} sequences: expected one of each"
+            )
 
 
 def save_evaluation(evaluation: RunEvaluation, folder: Path) -> None:
@@ -233,7 +246,8 @@ def load_evaluation(folder: Path, evaluation_request: EvaluationRequest) -> RunE
         checkpoint = checkpoints.find(folder)
         stored = from_dict(RunEvaluation, read_json(folder / FILE, _owner(checkpoint)))
     except (OSError, ValueError, TypeError):
-        return None  # there is none, or it is damaged, without a digest, or another run's or version's
+        # there is none, or it is damaged, without a digest, or another run's or version's
+        return None
     expected = (VERSION, checkpoint.name, evaluation_request)
     if (stored.version, stored.checkpoint, stored.evaluation_request) == expected:
         return stored
@@ -259,7 +273,8 @@ def evaluate_run(folder: Path, evaluation_request: EvaluationRequest) -> RunEval
 
 
 def _measure(folder: Path, evaluation_request: EvaluationRequest) -> RunEvaluation:
-    trained = load_run(str(folder), "latest", fall_back=False)  # figures of a shorter training would mislead
+    # figures of a shorter training would mislead
+    trained = load_run(str(folder), "latest", fall_back=False)
     config = trained.config
     parts = trained.components
     prepare(config.hardware)
@@ -267,7 +282,8 @@ def _measure(folder: Path, evaluation_request: EvaluationRequest) -> RunEvaluati
     series = _series_of(corpus)
     held_out = corpus.validation(config.validation.sequences)
     bias = None
-    if evaluation_request.calibrate:  # methods which do not learn are measured on the same sequences
+    # methods which do not learn are measured on the same sequences
+    if evaluation_request.calibrate:
         held_out, own = split_for_calibration(corpus, config.validation.sequences)
         if parts.agent.trainable:
             bias = calibrate(parts, own, config.rate, EvalOptions(config.validation.batch_size))
@@ -283,26 +299,25 @@ def _measure(folder: Path, evaluation_request: EvaluationRequest) -> RunEvaluati
     scores = evaluate_sequences(parts, held_out, options, measure=draw_references)
     action_BT = scores.action_BT
     prob_BT = shift_noise(scores.boundary_prob_BT, -options.logit_bias)
-    agreement = {name: _agreement(action_BT, boundary_BT) for name, boundary_BT in scores.extra.items()}
-    if held_out.gold_BN is not None:
-        gold_BT = held_out.gold_BN[:, :-1] & scores.decision_mask_BT
-        agreement[config.data.options.words.true_boundaries] = _agreement(
-            action_BT, gold_BT, config.data.options.boundary_tolerance
-        )
     calibration = None
     if bias is not None:
         plain = evaluate(parts, held_out, EvalOptions(config.validation.batch_size))
         calibration = Calibration(bias, plain.loss, plain.boundary_rate)
-    shown = (held_out, prob_BT[: evaluation_request.passages], action_BT[: evaluation_request.passages])
+    passages = evaluation_request.passages
+    shown = (held_out, prob_BT[:passages], action_BT[:passages])
     of_kind: dict[str, Any] = {"passages": [], "windows": [], "loss_test": None}
     if series is None:
         of_kind["passages"] = _passages(*shown)
-        of_kind["learned"] = Learned.of(compute_boundary_stats(held_out.symbol_BN[:, :-1], action_BT, prob_BT))
+        of_kind["learned"] = Learned.of(
+            compute_boundary_stats(held_out.symbol_BN[:, :-1], action_BT, prob_BT)
+        )
     else:
         of_kind["windows"] = make_excerpts(*shown)
         of_kind["loss_test"] = _test_loss(parts, series, config, options)
         if (forecast := evaluation_request.forecast) is not None:
-            of_kind["forecast"] = _score_forecasts(config, parts, series, forecast, options.logit_bias)
+            of_kind["forecast"] = _score_forecasts(
+                config, parts, series, forecast, options.logit_bias
+            )
     return RunEvaluation(
         version=VERSION,
         checkpoint=trained.path.name,
@@ -315,13 +330,30 @@ def _measure(folder: Path, evaluation_request: EvaluationRequest) -> RunEvaluati
         boundary_rate=scores.boundary_rate,
         calibration=calibration,
         token_lengths=token_lengths(action_BT, config.data.options.longest_token),
-        agreement=agreement,
+        agreement=_agreements(scores, held_out, config.data.options),
         at_rates=at_rates(parts, config, evaluation_request.rates, corpus),
         **of_kind,
     )
 
 
-def at_rates(parts: Components, config: Config, rates: Sequence[float], corpus: Corpus) -> list[RateEvaluation]:
+def _agreements(
+    scores: SequenceScores, held_out: SequenceBatch, options: Any
+) -> dict[str, Agreement]:
+    """Return the agreement with every reference agent, and with true boundaries if there are any."""
+    agreement = {}
+    for name, boundary_BT in scores.extra.items():
+        agreement[name] = _agreement(scores.action_BT, boundary_BT)
+    if held_out.gold_BN is not None:
+        gold_BT = held_out.gold_BN[:, :-1] & scores.decision_mask_BT
+        agreement[options.words.true_boundaries] = _agreement(
+            scores.action_BT, gold_BT, options.boundary_tolerance
+        )
+    return agreement
+
+
+def at_rates(
+    parts: Components, config: Config, rates: Sequence[float], corpus: Corpus
+) -> list[RateEvaluation]:
     """Evaluate a run at requested rates, on its held-out sequences; on half of them if there are no others.
 
     Args:
@@ -338,15 +370,21 @@ def at_rates(parts: Components, config: Config, rates: Sequence[float], corpus: 
     most = config.validation.sequences
     both = corpus.validation(2 * most)
     if len(both) < 2:
-        raise UserError(f"rates: {corpus.name} has one validation sequence: expected two, one of them to calibrate on")
+        raise UserError(
+            f"rates: {corpus.name} has one validation sequence: expected two, one of them to calibrate on"
+        )
     if len(both) > most:
         some = most
     else:
         some = len(both) // 2
     options = EvalOptions(config.validation.batch_size)
-    measured = evaluate_rates(parts, config, rates, both[:some], both[some:], options, allow_native=True)
+    measured = evaluate_rates(
+        parts, config, rates, both[:some], both[some:], options, allow_native=True
+    )
     return [
-        RateEvaluation(p.way, p.target_rate, p.boundary_rate, p.flops, p.logit_bias, loss_B.tolist())
+        RateEvaluation(
+            p.way, p.target_rate, p.boundary_rate, p.flops, p.logit_bias, loss_B.tolist()
+        )
         for p, loss_B in measured
     ]
 
@@ -358,7 +396,9 @@ def _series_of(corpus: Corpus) -> SeriesData | None:
     return None
 
 
-def _test_loss(parts: Components, series: SeriesData, config: Config, options: EvalOptions) -> float | None:
+def _test_loss(
+    parts: Components, series: SeriesData, config: Config, options: EvalOptions
+) -> float | None:
     try:
         test = series.test(config.validation.sequences)
     except ValueError:  # too short for a window
@@ -410,7 +450,9 @@ def check_forecast_request(config: Config, request: ForecastRequest) -> tuple[in
             or the season is longer than a history.
     """
     if config.data.kind != "series":
-        raise UserError(f"forecast with data.kind = {config.data.kind!r}: expected series, or leave forecast out")
+        raise UserError(
+            f"forecast with data.kind = {config.data.kind!r}: expected series, or leave forecast out"
+        )
     predicted = DirectHeadConfig.of(config.codec).horizon
     if request.horizon is None and not predicted:
         raise UserError(
@@ -418,7 +460,9 @@ def check_forecast_request(config: Config, request: ForecastRequest) -> tuple[in
             "a direct head predicts"
         )
     horizon = request.horizon or predicted
-    history = check_forecast(config, horizon, samples=request.samples, direct=request.direct, season=request.season)
+    history = check_forecast(
+        config, horizon, samples=request.samples, direct=request.direct, season=request.season
+    )
     return history, horizon
 
 
@@ -435,7 +479,9 @@ def _score_forecasts(
     how = EvalOptions(logit_bias=logit_bias)
     samples = request.samples
     direct = request.direct
-    for batch in make_forecasts(parts, contexts, points, QUANTILES, how, samples=samples, direct=direct):
+    for batch in make_forecasts(
+        parts, contexts, points, QUANTILES, how, samples=samples, direct=direct
+    ):
         scores.add(batch.forecast.distribution, batch.quantile_BQHC, batch.batch, batch.point_BHC)
     error, cluster_W = scores.each()
     peers: dict[str, dict[str, list[float]]] = {}

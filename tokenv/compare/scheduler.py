@@ -56,7 +56,10 @@ def run_all(
     with display.bars:
         missing = scheduler.find_finished()
         if missing:
-            with _work_dir(store) as work_dir, open_executor(options, tasks, work_dir, display.print) as executor:
+            with (
+                _work_dir(store) as work_dir,
+                open_executor(options, tasks, work_dir, display.print) as executor,
+            ):
                 interrupted = not scheduler.run(missing, work_dir, executor)
             if interrupted:
                 message = f"stopped; the same command goes on: finished and saved runs are found in {store}"
@@ -72,7 +75,9 @@ class _Scheduler:
         failed: label of a task to what went wrong.
     """
 
-    def __init__(self, tasks: Sequence[Task], options: CompareOptions, display: ProgressDisplay) -> None:
+    def __init__(
+        self, tasks: Sequence[Task], options: CompareOptions, display: ProgressDisplay
+    ) -> None:
         self.folders: list[Path | None] = [None] * len(tasks)
         self.failed: dict[str, str] = {}
         self._tasks = tasks
@@ -217,7 +222,9 @@ class _Scheduler:
         for future in self._submitted.keys() - begun:
             future.cancel()
         if begun:
-            self._display.print(f"stopping: {len(begun)} runs save; Ctrl-C once more leaves them alone")
+            self._display.print(
+                f"stopping: {len(begun)} runs save; Ctrl-C once more leaves them alone"
+            )
         wait(begun)
 
     def _request_stop(self) -> None:
@@ -261,7 +268,9 @@ def _work_dir(store: Path) -> Iterator[Path]:
         (work_dir / GO_FILE).touch()
         lock = FileLock(work_dir.absolute() / COMPARISON_LOCK).acquire()
     except OSError as error:
-        raise UserError(f"{store}: cannot be written to ({error.strerror}): expected a folder for runs") from error
+        raise UserError(
+            f"{store}: cannot be written to ({error.strerror}): expected a folder for runs"
+        ) from error
     try:
         with lock:
             yield work_dir

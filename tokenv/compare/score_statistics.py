@@ -34,7 +34,8 @@ from tokenv.compare.robust_statistics import (
 Array: TypeAlias = np.ndarray[Any, Any]
 Pair: TypeAlias = tuple[str, str]
 Key = TypeVar("Key")
-COLUMNS = ["difference", "seed_error", "document_error", "low", "high", "p", "p_holm", "verdict"]  # of a difference
+# of a difference
+COLUMNS = ["difference", "seed_error", "document_error", "low", "high", "p", "p_holm", "verdict"]
 SMALLEST_P = 1e-100  # smaller p-values are reported as 0
 
 
@@ -100,7 +101,11 @@ class Scores:
 
     def select(self, seeds: Sequence[int]) -> Scores:
         """Return the scores of some of the seeds, in this order."""
-        return replace(self, loss_SB=self.loss_SB[[self.seeds.index(seed) for seed in seeds]], seeds=tuple(seeds))
+        return replace(
+            self,
+            loss_SB=self.loss_SB[[self.seeds.index(seed) for seed in seeds]],
+            seeds=tuple(seeds),
+        )
 
 
 @dataclass(frozen=True)
@@ -189,7 +194,9 @@ class ScoreTable:
         """Interquartile means, probabilities of improvement and performance profiles: see ``compare_robustly``."""
         seeds = {name: sorted(each.seeds) for name, each in self.scores.items()}
         losses = {name: each.select(seeds[name]).by_document for name, each in self.scores.items()}
-        return compare_robustly(losses, seeds, float(np.mean([each.mean for each in self.scores.values()])))
+        return compare_robustly(
+            losses, seeds, float(np.mean([each.mean for each in self.scores.values()]))
+        )
 
     @property
     def methods(self) -> pd.DataFrame:
@@ -246,10 +253,14 @@ def compare_scores(
         columns = 0
     for name, array in arrays.items():
         if array.ndim not in (1, 2) or array.shape[-1] != columns or not array.size:
-            raise ValueError(f"scores[{name!r}] has shape {array.shape}: expected [seeds, {columns}] or [{columns}]")
+            raise ValueError(
+                f"scores[{name!r}] has shape {array.shape}: expected [seeds, {columns}] or [{columns}]"
+            )
     for name, values in (("documents", documents), ("lengths", lengths)):
         if values is not None and len(values) != columns:
-            raise ValueError(f"{name} has {len(values)} values: expected {columns}, one for each column of the scores")
+            raise ValueError(
+                f"{name} has {len(values)} values: expected {columns}, one for each column of the scores"
+            )
     if reference and reference not in arrays:
         raise ValueError(f"reference = {reference!r}: expected one of {', '.join(arrays)}")
     if documents is None:
@@ -263,10 +274,14 @@ def compare_scores(
     methods: dict[str, Scores] = {}
     baselines: dict[str, Scores] = {}
     for name, array in arrays.items():
-        rows: tuple[int, ...] = tuple((seeds or {}).get(name, range(len(array)))) if array.ndim == 2 else (0,)
+        rows: tuple[int, ...] = (
+            tuple((seeds or {}).get(name, range(len(array)))) if array.ndim == 2 else (0,)
+        )
         own = Scores(np.atleast_2d(array), document_B, rows, weight_B)
         if not len(set(rows)) == len(rows) == len(own.loss_SB):
-            raise ValueError(f"seeds[{name!r}] = {rows}: expected {len(own.loss_SB)} different ones, one a row")
+            raise ValueError(
+                f"seeds[{name!r}] = {rows}: expected {len(own.loss_SB)} different ones, one a row"
+            )
         (methods if array.ndim == 2 else baselines)[name] = own
     differences = {
         (first, second): estimate_difference(methods[first], methods[second])
@@ -274,9 +289,13 @@ def compare_scores(
     }
     for first, own in methods.items():
         for second, other in baselines.items():
-            same = replace(other, loss_SB=np.repeat(other.loss_SB, len(own.seeds), 0), seeds=own.seeds)
+            same = replace(
+                other, loss_SB=np.repeat(other.loss_SB, len(own.seeds), 0), seeds=own.seeds
+            )
             differences[first, second] = estimate_difference(own, same)
-    tested = {pair: each for pair, each in differences.items() if not reference or reference in pair}
+    tested = {
+        pair: each for pair, each in differences.items() if not reference or reference in pair
+    }
     every = methods | baselines
     return ScoreTable(
         {name: _estimate_mean(every[name], name in methods) for name in arrays},
@@ -290,12 +309,21 @@ def _estimate_mean(scores: Scores, has_seeds: bool) -> Estimate:
     seed_error = scores.seed_error
     document_error = scores.document_error
     errors = [(seed_error, len(scores.seeds) - 1.0), (document_error, scores.document_degrees)]
-    return Estimate(len(scores.seeds) * has_seeds, mean, seed_error, document_error, *student_interval(mean, errors))
+    return Estimate(
+        len(scores.seeds) * has_seeds,
+        mean,
+        seed_error,
+        document_error,
+        *student_interval(mean, errors),
+    )
 
 
 def add_reversed_pairs(differences: Mapping[Pair, Difference]) -> dict[Pair, Difference]:
     """Return every pair in both orders: (first, second) to the first one's mean minus the second one's."""
-    return {**differences, **{(second, first): -each for (first, second), each in differences.items()}}
+    return {
+        **differences,
+        **{(second, first): -each for (first, second), each in differences.items()},
+    }
 
 
 def tabulate_differences(differences: Mapping[Pair, Difference]) -> pd.DataFrame:
@@ -303,7 +331,10 @@ def tabulate_differences(differences: Mapping[Pair, Difference]) -> pd.DataFrame
 
     Columns: ``difference``, ``seed_error``, ``document_error``, ``low``, ``high``, ``p``, ``p_holm``, ``verdict``.
     """
-    rows = [{**asdict(each), "difference": each.mean, "verdict": each.verdict} for each in differences.values()]
+    rows = [
+        {**asdict(each), "difference": each.mean, "verdict": each.verdict}
+        for each in differences.values()
+    ]
     if differences:
         first, second = zip(*differences, strict=True)
     else:
@@ -363,7 +394,9 @@ def _p_value(mean: float, errors: Sequence[tuple[float, float]]) -> float:
     if critical_value(square, degrees, SMALLEST_P) <= ratio:
         return 0.0
     log_p = optimize.brentq(
-        lambda log_p: critical_value(square, degrees, math.exp(log_p)) - ratio, math.log(SMALLEST_P), 0.0
+        lambda log_p: critical_value(square, degrees, math.exp(log_p)) - ratio,
+        math.log(SMALLEST_P),
+        0.0,
     )
     return math.exp(log_p)
 
@@ -397,8 +430,12 @@ def adjust_p_values(p: Sequence[float]) -> list[float]:
 def apply_holm(differences: Mapping[Key, Difference]) -> dict[Key, Difference]:
     """Return the differences with ``p_holm``; those of one seed, which decide nothing, are not counted."""
     tested = [key for key, each in differences.items() if not math.isnan(each.p)]
-    adjusted = dict(zip(tested, adjust_p_values([differences[key].p for key in tested]), strict=True))
-    return {key: replace(each, p_holm=adjusted.get(key, math.nan)) for key, each in differences.items()}
+    adjusted = dict(
+        zip(tested, adjust_p_values([differences[key].p for key in tested]), strict=True)
+    )
+    return {
+        key: replace(each, p_holm=adjusted.get(key, math.nan)) for key, each in differences.items()
+    }
 
 
 def describe_difference(first: str, second: str, difference: Difference, unit: str) -> str:

@@ -25,12 +25,15 @@ from tokenv.compare.score_statistics import (
 from tokenv.core.errors import UserError
 from tokenv.evaluation.calibration import CALIBRATED, CONDITIONED, NATIVE
 
-PRECEDENCE = (CALIBRATED, CONDITIONED, NATIVE)  # a method is compared by the first which it has: the most exact one
+# a method is compared by the first which it has: the most exact one
+PRECEDENCE = (CALIBRATED, CONDITIONED, NATIVE)
 DIFFERENCE = [f"difference_{name}" if name.endswith("error") else name for name in COLUMNS]
 SCORES = ("mse", "mae", "crps")  # of forecasts
 
 
-def tabulate_rates(evaluations: Mapping[str, Mapping[int, RunEvaluation]], reference: str = "") -> pd.DataFrame:
+def tabulate_rates(
+    evaluations: Mapping[str, Mapping[int, RunEvaluation]], reference: str = ""
+) -> pd.DataFrame:
     """Return what was measured of methods at the requested rates.
 
     P-values are corrected for all methods and rates which are compared with the reference (Holm).
@@ -51,7 +54,8 @@ def tabulate_rates(evaluations: Mapping[str, Mapping[int, RunEvaluation]], refer
     scores: list[Scores] = []
     for method, seeds in evaluations.items():
         document = next(iter(seeds.values())).document
-        groups: dict[tuple[int, float], dict[int, RateEvaluation]] = {}  # way and rate to the evaluation of each seed
+        # way and rate to the evaluation of each seed
+        groups: dict[tuple[int, float], dict[int, RateEvaluation]] = {}
         for seed, evaluation in seeds.items():
             for each in evaluation.at_rates:
                 # A method which takes no request has a rate of its own in every run.
@@ -63,9 +67,19 @@ def tabulate_rates(evaluations: Mapping[str, Mapping[int, RunEvaluation]], refer
             own = Scores(loss_SB, np.array(document[: loss_SB.shape[1]]), tuple(groups[way, asked]))
             drawn = float(np.mean([run.rate for run in runs]))
             flops = float(np.mean([run.flops for run in runs]))
-            row = {"method": method, "way": PRECEDENCE[way], "asked": asked or drawn, "drawn": drawn, "flops": flops}
+            row = {
+                "method": method,
+                "way": PRECEDENCE[way],
+                "asked": asked or drawn,
+                "drawn": drawn,
+                "flops": flops,
+            }
             row |= {"seeds": len(runs), "loss": own.mean, "seed_error": own.seed_error}
-            row |= {"document_error": own.document_error, "lowest": own.loss_S.min(), "highest": own.loss_S.max()}
+            row |= {
+                "document_error": own.document_error,
+                "lowest": own.loss_S.min(),
+                "highest": own.loss_S.max(),
+            }
             rows.append(row | {"compared": way == min(groups)[0]})
             scores.append(own)
     compared = {(row["method"], row["asked"]): i for i, row in enumerate(rows) if row["compared"]}
@@ -128,7 +142,9 @@ def compare_forecasts(
     """
     methods: dict[str, dict[int, Forecasts]] = {}
     for name, runs in evaluations.items():
-        methods[name] = {seed: run.forecast for seed, run in runs.items() if run.forecast is not None}
+        methods[name] = {
+            seed: run.forecast for seed, run in runs.items() if run.forecast is not None
+        }
         if len(methods[name]) < len(runs):
             return None
     every = []
@@ -148,16 +164,27 @@ def compare_forecasts(
         for name, of_method in methods.items():
             scores[name] = [each.error[score] for each in of_method.values()]
         if score != "inside":
-            scores |= {name: error["mae" if score == "crps" else score] for name, error in first.peers.items()}
+            scores |= {
+                name: error["mae" if score == "crps" else score]
+                for name, error in first.peers.items()
+            }
         seeds = {name: list(of) for name, of in methods.items()}
-        tables[score] = compare_scores(scores, documents=first.cluster, seeds=seeds, reference=reference)
+        tables[score] = compare_scores(
+            scores, documents=first.cluster, seeds=seeds, reference=reference
+        )
     mse = tables["mse"].methods["mean"].sort_values(kind="stable")
-    table = pd.DataFrame({"forecaster": mse.index, "is_method": mse.index.isin(list(methods))}, index=mse.index)
+    table = pd.DataFrame(
+        {"forecaster": mse.index, "is_method": mse.index.isin(list(methods))}, index=mse.index
+    )
     table["seeds"] = [len(methods.get(name, ())) for name in mse.index]
     table["horizon"] = first.horizon
     table["windows"] = len(first.cluster)
     for score, compared in tables.items():
-        columns = {"mean": score, "seed_error": f"{score}_seed_error", "document_error": f"{score}_window_error"}
+        columns = {
+            "mean": score,
+            "seed_error": f"{score}_seed_error",
+            "document_error": f"{score}_window_error",
+        }
         own = compared.methods[list(columns)].rename(columns=columns).astype(object)
         table = table.join(own.reindex(mse.index, fill_value=""))
     for peer in mse.index[~table.is_method]:

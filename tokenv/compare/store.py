@@ -46,7 +46,9 @@ class StoredRun:
     @property
     def is_resumable(self) -> bool:
         """Whether the run has ended before it was finished and left a checkpoint, for one who holds its lock."""
-        return self.status in UNFINISHED and bool(checkpoints.list_complete(self.folder / "checkpoints"))
+        return self.status in UNFINISHED and bool(
+            checkpoints.list_complete(self.folder / "checkpoints")
+        )
 
 
 def read_run(folder: Path) -> StoredRun | None:
@@ -54,13 +56,17 @@ def read_run(folder: Path) -> StoredRun | None:
     try:
         run = (folder / "run.json").stat()
         config = (folder / "config.json").stat()
-        return _read_unchanged(folder, run.st_mtime, (run.st_mtime_ns, run.st_ino, config.st_mtime_ns, config.st_ino))
+        return _read_unchanged(
+            folder, run.st_mtime, (run.st_mtime_ns, run.st_ino, config.st_mtime_ns, config.st_ino)
+        )
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None  # no run, one that is being written, or damaged
 
 
 @lru_cache(maxsize=100_000)
-def _read_unchanged(folder: Path, last_heartbeat: float, _written: tuple[int, ...]) -> StoredRun | None:
+def _read_unchanged(
+    folder: Path, last_heartbeat: float, _written: tuple[int, ...]
+) -> StoredRun | None:
     """Read a run once until its files change, because a comparison searches its store once for each of its runs."""
     run = read_json(folder / "run.json")
     if run["experiment"]["name"] != "tokenv-train":
@@ -83,7 +89,9 @@ def finished_run(folder: Path) -> StoredRun:
             problem = "there is no training run"
         else:
             problem = f"the run's status is {stored.status}"
-        raise UserError(f"runs: {folder}: {problem}; expected the folder of a finished one, such as runs/1")
+        raise UserError(
+            f"runs: {folder}: {problem}; expected the folder of a finished one, such as runs/1"
+        )
     trust.check(stored.config.as_dict(), folder)
     if problem := find_contradiction(stored):
         raise UserError(f"runs: {problem}: expected a folder as its run left it")
@@ -108,7 +116,10 @@ def find_contradiction(run: StoredRun) -> str:
     here = flatten(run.config.as_dict())
     for key in {**here, **there}:
         values = here.get(key), there.get(key)
-        if key.partition(".")[0] in IDENTITY and len({json.dumps(value, default=str) for value in values}) > 1:
+        if (
+            key.partition(".")[0] in IDENTITY
+            and len({json.dumps(value, default=str) for value in values}) > 1
+        ):
             return f"{run.folder}/config.json has {key} = {values[0]!r}, but {checkpoint} has {values[1]!r}"
     symbols = state.get("symbols")
     if run.finished and not (isinstance(symbols, int) and symbols >= own.train.symbols):
@@ -144,7 +155,11 @@ def find_run(config: Config, store: Path) -> StoredRun | None:
     Raises:
         UserError: a checkpoint names code that the user has not named.
     """
-    usable = [run for run in same_runs(config, store) if (run.finished or run.is_resumable) and _is_consistent(run)]
+    usable = [
+        run
+        for run in same_runs(config, store)
+        if (run.finished or run.is_resumable) and _is_consistent(run)
+    ]
     return next((run for run in usable if run.finished), usable[0] if usable else None)
 
 

@@ -106,7 +106,9 @@ def can_imitate(section: Mapping[str, Any]) -> bool:
 
 def _declares(section: Mapping[str, Any], attribute: str, *, unknown: bool) -> bool:
     """Return an attribute of the class of an agent; ``unknown`` for a function which builds one and cannot say."""
-    return bool(getattr(registry.find("agent", section["name"], registry.AGENTS), attribute, unknown))
+    return bool(
+        getattr(registry.find("agent", section["name"], registry.AGENTS), attribute, unknown)
+    )
 
 
 def load_pretrained_agent(
@@ -158,7 +160,9 @@ def load_pretrained_agent(
     encoder = Encoder(trained.model, own_codec, compute_dtype)
     context = {"rate": rate, "rates": rates, "seq_len": seq_len, "train_tokenizer": train_tokenizer}
     context["read_files"] = False  # all that it needs is in its checkpoint
-    agent = registry.build("agent", trained.agent, registry.AGENTS, width=trained.model.width, **context)
+    agent = registry.build(
+        "agent", trained.agent, registry.AGENTS, width=trained.model.width, **context
+    )
     if not agent.state_dict():
         name = trained.agent["name"]
         raise UserError(
@@ -176,7 +180,11 @@ def _load_agent_tensors(path: Path) -> dict[str, Tensor]:
     """Load the tensors of a ``PretrainedAgent`` from a checkpoint, by its names."""
     trust.check_path(str(path))
     tensors, state = checkpoints.load_model(path)
-    of_agent = {name.removeprefix("agent."): value for name, value in tensors.items() if name.startswith("agent.")}
+    of_agent = {
+        name.removeprefix("agent."): value
+        for name, value in tensors.items()
+        if name.startswith("agent.")
+    }
     if state["config"]["agent"]["name"] == LOADED:
         return of_agent
     of_encoder = {
@@ -201,7 +209,9 @@ def load_pretrained_lm(lm: UNet, checkpoint: str, *, needs_early_exit: bool = Fa
     """
     trust.check_path(checkpoint)
     tensors, state = checkpoints.load_model(Path(checkpoint))
-    loaded = {name.removeprefix("lm."): value for name, value in tensors.items() if name.startswith("lm.")}
+    loaded = {
+        name.removeprefix("lm."): value for name, value in tensors.items() if name.startswith("lm.")
+    }
     odd = checkpoints.mismatched_tensors(loaded, expected := lm.state_dict())
     if odd:
         there, here = (_shape(tensors.get(odd[0])) for tensors in (loaded, expected))
@@ -218,4 +228,8 @@ def load_pretrained_lm(lm: UNet, checkpoint: str, *, needs_early_exit: bool = Fa
 
 
 def _shape(tensor: Tensor | None) -> str:
-    return "none" if tensor is None else f"{tuple(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')}"
+    return (
+        "none"
+        if tensor is None
+        else f"{tuple(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')}"
+    )

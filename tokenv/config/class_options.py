@@ -9,7 +9,8 @@ from tokenv.config.files import LOADED
 from tokenv.config.registry import SECTIONS, Registry, find
 from tokenv.core.conversion import parameters
 
-OF_RUN = ("rate", "rates", "vocabulary", "train_tokenizer")  # arguments which the run passes, unless they are given
+# arguments which the run passes, unless they are given
+OF_RUN = ("rate", "rates", "vocabulary", "train_tokenizer")
 
 
 def complete_options(section: str, options: Mapping[str, Any], table: Registry) -> dict[str, Any]:

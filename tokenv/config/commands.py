@@ -109,4 +109,6 @@ def check_kind(config: Config, kind: str) -> None:
         UserError: if it is of another one.
     """
     if config.data.kind != kind:
-        raise UserError(f"data.kind = {config.data.kind!r}: expected {kind}, this command knows nothing else")
+        raise UserError(
+            f"data.kind = {config.data.kind!r}: expected {kind}, this command knows nothing else"
+        )

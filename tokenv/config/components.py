@@ -21,7 +21,13 @@ from tokenv.config.hardware import (
 from tokenv.config.schema import Config
 from tokenv.core import keys
 from tokenv.core.callbacks import build_callbacks
-from tokenv.core.contracts import RELAXED_POOLINGS, Sampling, check_causal, check_compatible, check_scores
+from tokenv.core.contracts import (
+    RELAXED_POOLINGS,
+    Sampling,
+    check_causal,
+    check_compatible,
+    check_scores,
+)
 from tokenv.core.devices import compiles, has_own_memory
 from tokenv.core.errors import UserError
 from tokenv.core.rates import RateRange, mean_rate
@@ -30,7 +36,13 @@ from tokenv.data.tokenizer import train_bpe
 from tokenv.estimators.base import Chain, chain
 from tokenv.estimators.surrogates import Imitation
 from tokenv.lm.codecs.base import Codec
-from tokenv.lm.flops import FLOPS_PER_PARAMETER, FORWARD_FLOPS_PER_PARAMETER, Passes, matrix_parameters, policy_flops
+from tokenv.lm.flops import (
+    FLOPS_PER_PARAMETER,
+    FORWARD_FLOPS_PER_PARAMETER,
+    Passes,
+    matrix_parameters,
+    policy_flops,
+)
 from tokenv.lm.unet import UNet
 
 
@@ -89,7 +101,8 @@ class Components:
         sampling = self.sampling
         learning = 1 if sampling.reward_only else sampling.samples
         all_tokens = sampling.relax is not None and self.lm.config.pooling in RELAXED_POOLINGS
-        if self.frozen and sampling.relax is None:  # gradients reach the model through relaxed boundaries only
+        # gradients reach the model through relaxed boundaries only
+        if self.frozen and sampling.relax is None:
             learning = 0
         return Passes(
             learning=0 if all_tokens else learning,
@@ -100,13 +113,18 @@ class Components:
             replays=self.num_epochs - 1,
             head=self.head_epochs,
             early_exit=self._early_exit_flops,
-            estimator=(0 if self.estimator is None else self.estimator.flops * sampling.samples) + self._teacher_flops,
+            estimator=(0 if self.estimator is None else self.estimator.flops * sampling.samples)
+            + self._teacher_flops,
         )
 
     @property
     def _early_exit_flops(self) -> int:
         """FLOPs per parameter of the early exit's head: for its likelihoods, and for its entropy where that is read."""
-        trained = FLOPS_PER_PARAMETER if self.trains_early_exit and not self.frozen else FORWARD_FLOPS_PER_PARAMETER
+        trained = (
+            FLOPS_PER_PARAMETER
+            if self.trains_early_exit and not self.frozen
+            else FORWARD_FLOPS_PER_PARAMETER
+        )
         flops = 0
         if self.early_exit:
             flops += trained
@@ -158,7 +176,11 @@ class Components:
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Return parameters and buffers of all components."""
-        return {f"{owner}.{k}": v for owner, module in self.modules.items() for k, v in module.state_dict().items()}
+        return {
+            f"{owner}.{k}": v
+            for owner, module in self.modules.items()
+            for k, v in module.state_dict().items()
+        }
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Load a result of ``state_dict``.
@@ -167,7 +189,11 @@ class Components:
             UserError: a component rejects its state, such as a damaged tokenizer.
         """
         for owner, module in self.modules.items():
-            own = {k.removeprefix(f"{owner}."): v for k, v in state.items() if k.startswith(f"{owner}.")}
+            own = {
+                k.removeprefix(f"{owner}."): v
+                for k, v in state.items()
+                if k.startswith(f"{owner}.")
+            }
             try:
                 module.load_state_dict(own)
             except ValueError as error:
@@ -202,13 +228,17 @@ def build_components(
     with device:
         codec = _build_codec(config)
         lm = UNet(config.model, codec, compute_dtype=precision)
-        agent, estimator, rate_target, imitation = _build_learners(config, codec, precision, read_files=read_files)
+        agent, estimator, rate_target, imitation = _build_learners(
+            config, codec, precision, read_files=read_files
+        )
     if precision == torch.float64:
         for module in _present(lm, agent, estimator, imitation):
             module.double()
     reads_early_exit = estimator is not None and estimator.reads_early_exit
     if config.init_from is not None and read_files and device.type != "meta":
-        load_pretrained_lm(lm, config.init_from, needs_early_exit=config.freeze_lm and reads_early_exit)
+        load_pretrained_lm(
+            lm, config.init_from, needs_early_exit=config.freeze_lm and reads_early_exit
+        )
     if config.freeze_lm:
         lm.requires_grad_(requires_grad=False)
     rows = _rows_per_device(config, _present(agent, estimator, imitation), world)
@@ -262,7 +292,9 @@ def _has_cross_step_state(learners: list[torch.nn.Module]) -> bool:
 
 def _rows_per_device(config: Config, learners: list[torch.nn.Module], world: int) -> int:
     """Return the number of sequences of a pass which share the memory of one device."""
-    assignment = BatchAssignment.of(config.train, world=world, split_each_pass=_has_cross_step_state(learners))
+    assignment = BatchAssignment.of(
+        config.train, world=world, split_each_pass=_has_cross_step_state(learners)
+    )
     fsdp_size = config.hardware.fsdp_size
     if world % fsdp_size and world > 1:
         raise UserError(
@@ -292,7 +324,9 @@ def check_components(config: Config, world: int = 1, *, read_files: bool = True)
         codec = _build_codec(config)
         build_callbacks(config, codec)
         precision = resolve_precision(config.hardware.precision, device)
-        agent, estimator, _, imitation = _build_learners(config, codec, precision, read_files=read_files)
+        agent, estimator, _, imitation = _build_learners(
+            config, codec, precision, read_files=read_files
+        )
     learners = _present(agent, estimator, imitation)
     rows = _rows_per_device(config, learners, world)
     parameters = sum(parameter.numel() for module in learners for parameter in module.parameters())
@@ -315,10 +349,17 @@ def _build_learners(
         return train_bpe(load_corpus(config.data), vocabulary_size)
 
     rates = config.rate if isinstance(config.rate, RateRange) else None
-    context = {"width": config.model.width, "rate": mean_rate(config.rate), "seq_len": config.data.seq_len}
-    of_estimators = context | {"vocabulary": 0 if codec.symbol_dtype.is_floating_point else codec.num_parameters}
+    context = {
+        "width": config.model.width,
+        "rate": mean_rate(config.rate),
+        "seq_len": config.data.seq_len,
+    }
+    of_estimators = context | {
+        "vocabulary": 0 if codec.symbol_dtype.is_floating_point else codec.num_parameters
+    }
     of_agents = context | {
-        "seq_len": config.data.seq_len - max(codec.trailing - 1, 0),  # one symbol after the last decision
+        # one symbol after the last decision
+        "seq_len": config.data.seq_len - max(codec.trailing - 1, 0),
         "rates": rates,
         "train_tokenizer": train_tokenizer,
         "codec": codec,
@@ -327,7 +368,9 @@ def _build_learners(
     }
     agent = build_agent(config.agent, **of_agents)
     estimator = registry.build("estimator", config.estimator, registry.ESTIMATORS, **of_estimators)
-    rate_target = registry.build("rate_target", config.rate_target, registry.RATE_TARGETS, **context)
+    rate_target = registry.build(
+        "rate_target", config.rate_target, registry.RATE_TARGETS, **context
+    )
     if rates is not None:
         _check_rate_range(config, agent, rate_target)
     if agent.pooling not in (None, config.model.pooling):

@@ -51,7 +51,9 @@ def keys_of(kind: type, prefix: str = "") -> Iterator[Key]:
     hints = type_hints(kind)
     descriptions = meanings(kind)
     for item in dataclasses.fields(kind):
-        default: Any = item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
+        default: Any = item.default
+        if item.default_factory is not dataclasses.MISSING:
+            default = item.default_factory()
         name = f"{prefix}{item.name}"
         if is_dataclass(hints[item.name]):
             yield from keys_of(hints[item.name], f"{name}.")
@@ -102,7 +104,8 @@ def describe(table: Registry) -> Iterator[tuple[str, str]]:
         try:
             target = table.target(name) or ""
             description = sentence(target)
-        except (LookupError, UserError) as error:  # of another package; the others are listed all the same
+        # an error of another package: the others are listed all the same
+        except (LookupError, UserError) as error:
             yield name, f"cannot be used: {error}"
             continue
         if name not in table:

@@ -71,7 +71,9 @@ class LoadedAgent:
     def __post_init__(self) -> None:
         for name in (self.trained.agent.get("name"), self.trained.codec.get("name")):
             if not isinstance(name, str) or name == LOADED:
-                raise UserError(f"agent.trained names {name!r}: expected the agent and the codec of an earlier run")
+                raise UserError(
+                    f"agent.trained names {name!r}: expected the agent and the codec of an earlier run"
+                )
 
     @classmethod
     def of(cls, section: Mapping[str, Any]) -> LoadedAgent:
@@ -80,7 +82,9 @@ class LoadedAgent:
         Raises:
             UserError: a key is missing or unknown, or a value has the wrong type; the message names it.
         """
-        return from_dict(cls, {key: value for key, value in section.items() if key != "name"}, "agent.")
+        return from_dict(
+            cls, {key: value for key, value in section.items() if key != "name"}, "agent."
+        )
 
 
 def inherit_section(section: Mapping[str, Any], updates: Mapping[str, Any]) -> dict[str, Any]:
@@ -104,7 +108,9 @@ def inherit_section(section: Mapping[str, Any], updates: Mapping[str, Any]) -> d
             )
     frozen = section.get("frozen", True)
     if not isinstance(frozen, bool):
-        raise UserError(f"agent.frozen = {frozen!r}: expected true (it is not trained further) or false")
+        raise UserError(
+            f"agent.frozen = {frozen!r}: expected true (it is not trained further) or false"
+        )
     path, config = _best_checkpoint(section["pretrained"])
     trained = config.agent.get("trained") or {
         "rate": config.as_dict()["rate"],
@@ -131,7 +137,11 @@ def inherit_model(values: Mapping[str, Any], updates: Mapping[str, Any]) -> dict
     sections = {"model": asdict(config.model), "codec": config.codec}
     for section, options in sections.items():
         for key, value in updates.get(section, {}).items():
-            changed = {"data": asdict(config.data), "codec": config.codec, section: {**options, key: value}}
+            changed = {
+                "data": asdict(config.data),
+                "codec": config.codec,
+                section: {**options, key: value},
+            }
             own = from_dict(Config, changed)
             if getattr(own, section) != getattr(config, section):
                 raise UserError(
@@ -195,7 +205,9 @@ class _Loader(yaml.SafeLoader):
         for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
             if key.value in seen:
                 at = key.start_mark
-                raise UserError(f"{at.name}, line {at.line + 1}: {key.value} is given twice: drop one")
+                raise UserError(
+                    f"{at.name}, line {at.line + 1}: {key.value} is given twice: drop one"
+                )
             seen.add(key.value)
         return super().construct_mapping(node, deep)
 
@@ -212,7 +224,9 @@ for _kind, _pattern in {
     "float": r"[-+]?(\.\d+|\d+(_\d+)*(\.\d*)?)([eE][-+]?\d+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
     "merge": r"<<",
 }.items():
-    _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_kind}", re.compile(rf"^(?:{_pattern})$"), None)
+    _Loader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_kind}", re.compile(rf"^(?:{_pattern})$"), None
+    )
 _Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_int)
 
 
@@ -257,8 +271,14 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """
     values = load_yaml(path)
     if "methods" in values:
-        word = path.stem if path.stem in named_configs() and path == named_configs()[path.stem] else path
-        raise UserError(f"{path} is a comparison of several runs: expected tokenv compare with {word}")
+        word = (
+            path.stem
+            if path.stem in named_configs() and path == named_configs()[path.stem]
+            else path
+        )
+        raise UserError(
+            f"{path} is a comparison of several runs: expected tokenv compare with {word}"
+        )
     if path.suffix == ".json":  # of a stored run: its names of code are not the user's
         values = without_command_options(values)
         trust.check(values, path)
@@ -309,7 +329,9 @@ def nest_key(key: str, value: Any) -> dict[str, Any]:
     return dict(value)
 
 
-def resolve(names: list[str], updates: dict[str, Any], base: dict[str, Any] | None = None) -> Config:
+def resolve(
+    names: list[str], updates: dict[str, Any], base: dict[str, Any] | None = None
+) -> Config:
     """Return a complete, checked configuration.
 
     Args:

@@ -138,7 +138,9 @@ def model_parameters(model: UNetConfig) -> int:
     return model.width**2 * (byte + token) + model.width * rows
 
 
-def training_bytes(config: Config, *, parameters: int = 0, samples: int = 1, rows: int | None = None) -> dict[str, int]:
+def training_bytes(
+    config: Config, *, parameters: int = 0, samples: int = 1, rows: int | None = None
+) -> dict[str, int]:
     """Return a lower bound of the memory for training in bytes, by the configuration keys which determine it.
 
     Args:
@@ -159,7 +161,10 @@ def training_bytes(config: Config, *, parameters: int = 0, samples: int = 1, row
     if data.source in data.options.sources:
         corpus = data.options.min_bytes
     return {
-        "model": (model_parameters(model) + parameters) * number * STATES // config.hardware.fsdp_size,
+        "model": (model_parameters(model) + parameters)
+        * number
+        * STATES
+        // config.hardware.fsdp_size,
         "train.batch_size, data.seq_len": activation * (saved + (samples - 1) * model.width),
         "data": corpus,
     }
@@ -176,19 +181,27 @@ def activation_bytes(config: Config, *, samples: int = 1, rows: int | None = Non
     rows = rows or config.train.batch_size
     model = config.model
     number = 8 if config.hardware.precision == "float64" else 4
-    byte_layers = (model.down_layers + samples * model.up_layers) * (ACTIVATIONS + 3 * model.byte_mlp)
-    token_layers = samples * highest_rate(config.rate) * model.mid_layers * (ACTIVATIONS + 3 * model.token_mlp)
+    byte_layers = (model.down_layers + samples * model.up_layers) * (
+        ACTIVATIONS + 3 * model.byte_mlp
+    )
+    token_layers = (
+        samples * highest_rate(config.rate) * model.mid_layers * (ACTIVATIONS + 3 * model.token_mlp)
+    )
     return int(rows * config.data.seq_len * model.width * number * (byte_layers + token_layers))
 
 
-def uses_activation_checkpointing(config: Config, *, samples: int = 1, rows: int | None = None) -> bool:
+def uses_activation_checkpointing(
+    config: Config, *, samples: int = 1, rows: int | None = None
+) -> bool:
     """Return whether layers are computed again in the backward pass, by the configuration or by the free memory."""
     mode = config.hardware.activation_checkpointing
     needed = 2 * activation_bytes(config, samples=samples, rows=rows)
     return mode == "on" or (mode == "auto" and needed > _memory(config.hardware.device)[0])
 
 
-def check_training(config: Config, *, parameters: int = 0, samples: int = 1, rows: int | None = None) -> None:
+def check_training(
+    config: Config, *, parameters: int = 0, samples: int = 1, rows: int | None = None
+) -> None:
     """Check that a run can fit in memory; see ``training_bytes``.
 
     Raises:
@@ -196,7 +209,12 @@ def check_training(config: Config, *, parameters: int = 0, samples: int = 1, row
     """
     needed = training_bytes(config, parameters=parameters, samples=samples, rows=rows)
     most = max(needed, key=needed.__getitem__)
-    _check("this run", sum(needed.values()), config.hardware.device, f"most of it by {most}: lower these")
+    _check(
+        "this run",
+        sum(needed.values()),
+        config.hardware.device,
+        f"most of it by {most}: lower these",
+    )
 
 
 def check_generation(config: Config, rows: int, symbols: int) -> None:
@@ -211,7 +229,10 @@ def check_generation(config: Config, rows: int, symbols: int) -> None:
         UserError: it cannot fit.
     """
     _check(
-        f"writing {symbols:,} symbols", rows * symbols * _cache_bytes(config), config.hardware.device, "ask for fewer"
+        f"writing {symbols:,} symbols",
+        rows * symbols * _cache_bytes(config),
+        config.hardware.device,
+        "ask for fewer",
     )
 
 
@@ -233,7 +254,12 @@ def check_forecast(config: Config, samples: int, horizon: int) -> None:
     """
     written = samples * config.data.seq_len * _cache_bytes(config)
     stored = samples * horizon * config.data.options.channels * 8
-    _check(f"{samples:,} samples of a forecast", written + stored, config.hardware.device, "lower samples")
+    _check(
+        f"{samples:,} samples of a forecast",
+        written + stored,
+        config.hardware.device,
+        "lower samples",
+    )
 
 
 def check_draws(config: Config, draws: int, samples: int) -> None:
@@ -318,11 +344,15 @@ class BatchAssignment:
         cls, config: TrainConfig, rank: int = 0, world: int = 1, *, split_each_pass: bool = False
     ) -> BatchAssignment:
         """Return the assignment of a run."""
-        return cls(config.gradient_accumulation_steps, config.batch_size, rank, world, split_each_pass)
+        return cls(
+            config.gradient_accumulation_steps, config.batch_size, rank, world, split_each_pass
+        )
 
     def streams(self, most: int) -> int:
         """Return the largest number of streams, up to ``most``, which divides the update's sequences."""
-        return _divisor(self.batch_size if self.split_each_pass else self.accumulate * self.batch_size, most)
+        return _divisor(
+            self.batch_size if self.split_each_pass else self.accumulate * self.batch_size, most
+        )
 
     @property
     def groups(self) -> int:

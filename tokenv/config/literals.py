@@ -14,7 +14,8 @@ from typing import Any, Union, get_args, get_origin
 from tokenv.core.conversion import hint_at
 from tokenv.core.errors import UserError
 
-MAX_LEVELS, MAX_VALUES = 32, 100_000  # more is a mistake or an attack, and would exhaust stack or memory
+# more is a mistake or an attack, and would exhaust stack or memory
+MAX_LEVELS, MAX_VALUES = 32, 100_000
 CONFIGURATION_SUFFIXES = (".yaml", ".yml", ".json")
 MAX_INT = 2**1023  # larger whole numbers cannot become floats
 
@@ -40,21 +41,29 @@ def check_plain(value: Any, where: str) -> Any:
             elif isinstance(each, list | tuple):
                 below += each
             if count + len(below) > MAX_VALUES:
-                raise UserError(f"{where} holds more than {MAX_VALUES:,} values: expected a configuration")
+                raise UserError(
+                    f"{where} holds more than {MAX_VALUES:,} values: expected a configuration"
+                )
         if not below:
             return value
         count += len(below)
         level = below
-    raise UserError(f"{where} is nested more than {MAX_LEVELS} levels deep: expected a configuration")
+    raise UserError(
+        f"{where} is nested more than {MAX_LEVELS} levels deep: expected a configuration"
+    )
 
 
 def _check_one(value: Any, where: str) -> None:
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > MAX_INT:
-        raise UserError(f"{where}: a number of {value.bit_length():,} bits: expected one below 1e308")
+        raise UserError(
+            f"{where}: a number of {value.bit_length():,} bits: expected one below 1e308"
+        )
     if isinstance(value, str) and "\0" in value:
         raise UserError(f"{where} = {value[:80]!r}: expected text without NUL characters")
     if isinstance(value, str) and not _is_text(value):
-        raise UserError(f"{where} = {value[:80]!a}: expected Unicode text; other bytes can come from a file")
+        raise UserError(
+            f"{where} = {value[:80]!a}: expected Unicode text; other bytes can come from a file"
+        )
     if not (value is None or isinstance(value, bool | int | float | str | list | tuple | Mapping)):
         raise UserError(
             f"{where} = {value!r}: expected a number, text, true or false, null, or a list or section of these"
@@ -144,7 +153,9 @@ def _literal(text: str, key: str) -> Any:
             warnings.simplefilter("ignore", SyntaxWarning)  # of a backslash, which may be of a path
             return ast.literal_eval(text)
     except (RecursionError, MemoryError):
-        raise UserError(f"{key} is nested too deeply: expected a plain value, a list or a section") from None
+        raise UserError(
+            f"{key} is nested too deeply: expected a plain value, a list or a section"
+        ) from None
     except (ValueError, SyntaxError, TypeError):
         return text
 
@@ -155,7 +166,9 @@ YAML_WORDS = {"true": True, "false": False, "null": None}
 def _set(values: dict[str, Any], key: str, value: Any) -> None:
     *sections, last = key.split(".")
     if len(sections) > MAX_LEVELS or not all((*sections, last)):
-        raise UserError(f"{key[:80]!r} is not a key: expected words with dots between, such as train.symbols=1e6")
+        raise UserError(
+            f"{key[:80]!r} is not a key: expected words with dots between, such as train.symbols=1e6"
+        )
     for section in sections:
         values = values.setdefault(section, {})
         if not isinstance(values, dict):

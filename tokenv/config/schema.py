@@ -34,7 +34,8 @@ def _require(condition: bool, key: str, value: Any, expected: str) -> None:
 # Metadata of fields of ``Config``.
 MAY_CHANGE = {"may_change": True}  # when a run is resumed
 NO_SETTING = {"setting": False}  # not part of the method
-MACHINE = MAY_CHANGE | NO_SETTING | {"identity": False}  # without effect on results, or only on their last digits
+# without effect on results, or only on their last digits
+MACHINE = MAY_CHANGE | NO_SETTING | {"identity": False}
 SHARE = bounds("a number in (0, 1]", lambda value: 0 < value <= 1)
 EARLY_WEIGHT = 0.1  # of the early exit's loss, if ``loss.early`` is null
 # At least 1024, which every process can have, so that a stored run of a larger machine stays readable.
@@ -42,7 +43,10 @@ MAX_THREADS = max(4 * (os.cpu_count() or 1), 1024)
 LOSS_WEIGHT = bounds("a weight of 0 or more", lambda value: value is None or value >= 0)
 DECAY = bounds("a number in [0, 1)", lambda value: 0 <= value < 1)
 MAX_NORM = bounds("a positive norm (.inf to switch clipping off)", lambda value: value > 0)
-DEVICE = bounds("auto, cpu, cuda or cuda:N", lambda name: re.fullmatch(r"auto|cpu|cuda(:\d+)?", name) is not None)
+DEVICE = bounds(
+    "auto, cpu, cuda or cuda:N",
+    lambda name: re.fullmatch(r"auto|cpu|cuda(:\d+)?", name) is not None,
+)
 RATE = bounds(
     "boundaries per symbol in (0, 1), such as 0.2, or a range such as rate.min=0.05 rate.max=0.5",
     lambda rate: isinstance(rate, RateRange) or 0 < rate < 1,
@@ -100,7 +104,12 @@ class ImitationConfig:
     def __post_init__(self) -> None:
         if self.teacher:
             name = self.teacher.get("name")
-            _require(isinstance(name, str), "imitation.teacher.name", name, "the name of an agent, such as whitespace")
+            _require(
+                isinstance(name, str),
+                "imitation.teacher.name",
+                name,
+                "the name of an agent, such as whitespace",
+            )
         check_bounds(self, "imitation.")
 
     def symbols(self, total: int) -> int:
@@ -281,13 +290,28 @@ class Config:
     def __post_init__(self) -> None:
         for key in ("codec", "agent", "estimator", "rate_target"):
             name = getattr(self, key).get("name")
-            _require(isinstance(name, str), f"{key}.name", name, "the name of one, or package.module:Class")
+            _require(
+                isinstance(name, str),
+                f"{key}.name",
+                name,
+                "the name of one, or package.module:Class",
+            )
         check_bounds(self)
         untrained = self.freeze_lm and self.init_from is None
-        _require(not untrained, "freeze_lm", self.freeze_lm, "init_from=RUN beside it, since this model is not trained")
+        _require(
+            not untrained,
+            "freeze_lm",
+            self.freeze_lm,
+            "init_from=RUN beside it, since this model is not trained",
+        )
         for kind, other in all_kinds().items():
             theirs = kind != self.data.kind and self.codec["name"] == other.codec
-            _require(not theirs, "codec.name", self.codec["name"], f"a codec for data.kind={self.data.kind}")
+            _require(
+                not theirs,
+                "codec.name",
+                self.codec["name"],
+                f"a codec for data.kind={self.data.kind}",
+            )
 
     def as_dict(self) -> dict[str, Any]:
         """Return nested dictionaries, as in a YAML file."""

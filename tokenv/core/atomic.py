@@ -72,7 +72,8 @@ def replacing_folder(path: Path) -> Iterator[Path]:
         OSError: it cannot be written, or its grandparent folder is missing; no partial folder remains.
     """
     partial = _random_sibling(path, f"{PARTIAL}{path.name}-")
-    path.parent.mkdir(exist_ok=True)  # not its parents: where a store was unmounted, another disk would be written to
+    # not its parents: where a store was unmounted, another disk would be written to
+    path.parent.mkdir(exist_ok=True)
     partial.mkdir()
     try:
         with _as_os_error(partial):
@@ -167,8 +168,12 @@ def output(*suffixes: str) -> dict[str, Any]:
         for suffix in suffixes or ("",) if path is not None else ():
             target = Path(f"{path}{suffix}")
             if not Path(str(path)).name or (target.exists() and not target.is_file()):
-                raise UserError(f"{key} = {path!r}: expected the name of a file to write, such as {key}=result")
+                raise UserError(
+                    f"{key} = {path!r}: expected the name of a file to write, such as {key}=result"
+                )
             if not target.parent.is_dir():
-                raise UserError(f"{key} = {path!r}: there is no folder {target.parent}: make it, or name another file")
+                raise UserError(
+                    f"{key} = {path!r}: there is no folder {target.parent}: make it, or name another file"
+                )
 
     return {"check": check}

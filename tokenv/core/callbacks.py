@@ -45,7 +45,9 @@ def build_callbacks(config: Any, codec: Any) -> list[Callback]:
     callbacks = []
     for section in config.callbacks:
         if "name" not in section:
-            raise UserError(f"callbacks = {config.callbacks}: expected a name in each, such as [{{'name': 'shrink'}}]")
+            raise UserError(
+                f"callbacks = {config.callbacks}: expected a name in each, such as [{{'name': 'shrink'}}]"
+            )
         callback: Callback = build("callbacks", section, CALLBACKS)
         callback.check(config, codec)
         callbacks.append(callback)

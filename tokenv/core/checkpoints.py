@@ -14,7 +14,13 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from tokenv.core import trust
-from tokenv.core.atomic import remove_folder, remove_partial_files, replacing_file, replacing_folder, write_atomically
+from tokenv.core.atomic import (
+    remove_folder,
+    remove_partial_files,
+    replacing_file,
+    replacing_folder,
+    write_atomically,
+)
 from tokenv.core.errors import UserError
 from tokenv.core.run_folders import (
     PREFIX,
@@ -33,7 +39,8 @@ from tokenv.core.trust import UnreadableFileError, check_regular
 MODEL = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
 MAX_PARAMETER = 1e9  # magnitude: far above trained values, far below an overflow in a product
-PRECISIONS = (torch.float32, torch.float64)  # of parameters: hardware.precision may change when a run is resumed
+# of parameters: hardware.precision may change when a run is resumed
+PRECISIONS = (torch.float32, torch.float64)
 MAX_DIMENSIONS = 64  # of a tensor with which torch computes
 OWNER = "of"
 DIGEST = "sha256"
@@ -99,18 +106,26 @@ def load_model(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     tensors = load_tensors(path / MODEL)
     for name, tensor in tensors.items():
         if tensor.ndim > MAX_DIMENSIONS:
-            raise DamagedError(path / MODEL, f"{name} has {tensor.ndim} dimensions, expected {MAX_DIMENSIONS} at most")
+            raise DamagedError(
+                path / MODEL,
+                f"{name} has {tensor.ndim} dimensions, expected {MAX_DIMENSIONS} at most",
+            )
         if not tensor.is_floating_point():
             continue
         valid = tensor.abs() < MAX_PARAMETER
         if tensor.ndim == 0:  # which may be infinite: a threshold which is not set yet
             valid = ~tensor.isnan()
         if not valid.all():
-            raise DamagedError(path / MODEL, f"{name} holds {tensor[~valid][0]:g}, expected finite numbers below 1e9")
+            raise DamagedError(
+                path / MODEL,
+                f"{name} holds {tensor[~valid][0]:g}, expected finite numbers below 1e9",
+            )
     return tensors, state
 
 
-def check_tensors(actual: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor], origin: object) -> None:
+def check_tensors(
+    actual: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor], origin: object
+) -> None:
     """Raise an error unless loaded tensors fit a model.
 
     Args:
@@ -130,7 +145,9 @@ def check_tensors(actual: Mapping[str, torch.Tensor], expected: Mapping[str, tor
         )
 
 
-def mismatched_tensors(actual: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]) -> list[str]:
+def mismatched_tensors(
+    actual: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor]
+) -> list[str]:
     """Return names of tensors which are missing, unexpected, or of another shape or type; see ``check_tensors``."""
     common = actual.keys() & expected.keys()
     matching = {name for name in common if _fits(name, actual[name], expected[name])}
@@ -142,11 +159,15 @@ def _fits(name: str, actual: torch.Tensor, expected: torch.Tensor) -> bool:
     if len(types) > 1 and not types <= set(PRECISIONS):
         return False
     # A module's extra state (torch's get_extra_state) may have any length.
-    return actual.shape == expected.shape or (name.endswith("_extra_state") and actual.ndim == expected.ndim)
+    return actual.shape == expected.shape or (
+        name.endswith("_extra_state") and actual.ndim == expected.ndim
+    )
 
 
 def check_optimizer(
-    actual: Mapping[str, torch.Tensor], expected: Mapping[str, Mapping[str, torch.Tensor]], origin: object
+    actual: Mapping[str, torch.Tensor],
+    expected: Mapping[str, Mapping[str, torch.Tensor]],
+    origin: object,
 ) -> None:
     """Raise an error unless loaded tensors fit an optimiser; see ``check_tensors``.
 
@@ -172,7 +193,9 @@ def optimizer_tensors(
 
 
 def load_optimizer(
-    optimizer: torch.optim.Optimizer, parameters: dict[str, torch.nn.Parameter], tensors: dict[str, torch.Tensor]
+    optimizer: torch.optim.Optimizer,
+    parameters: dict[str, torch.nn.Parameter],
+    tensors: dict[str, torch.Tensor],
 ) -> None:
     """Load tensors of ``optimizer_tensors`` which ``check_optimizer`` has accepted."""
     for name, tensor in tensors.items():
@@ -220,7 +243,9 @@ def _describe(tensor: torch.Tensor | None, missing: str) -> str:
     return f"{kind} {list(tensor.shape)}"
 
 
-def write_json(path: Path, values: Mapping[str, Any], owner: Any, *, indent: int | None = None) -> None:
+def write_json(
+    path: Path, values: Mapping[str, Any], owner: Any, *, indent: int | None = None
+) -> None:
     """Write values which ``read_json`` can verify, complete or not at all.
 
     Args:
@@ -254,7 +279,9 @@ def read_json(path: Path, owner: Any) -> dict[str, Any]:
     stored = values.pop(DIGEST, None)
     actual = fingerprint(values)
     if stored != actual:
-        raise UserError(f"{path} is damaged: its SHA-256 is {actual}, expected {stored!r}: {_ADVICE}")
+        raise UserError(
+            f"{path} is damaged: its SHA-256 is {actual}, expected {stored!r}: {_ADVICE}"
+        )
     if values.pop(OWNER, None) != fingerprint(owner):
         raise UserError(f"{path}: of another run, or measured with other options: {_ADVICE}")
     return values
@@ -286,7 +313,9 @@ def load_measured_tensors(path: Path, owner: Any) -> dict[str, torch.Tensor] | N
     except (OSError, UnreadableFileError) as error:
         raise UserError(f"{path} is damaged: {error}: {_ADVICE}") from None
     if actual != expected:
-        raise UserError(f"{path} is damaged: its SHA-256 is {actual}, expected {expected!r}: {_ADVICE}")
+        raise UserError(
+            f"{path} is damaged: its SHA-256 is {actual}, expected {expected!r}: {_ADVICE}"
+        )
     return load_tensors(path)
 
 

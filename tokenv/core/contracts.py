@@ -20,7 +20,9 @@ RELAXED_POOLINGS = ("select", "deviation")  # values of ``model.pooling`` with r
 class NoiseCoupler(Protocol):
     """Hook which makes the noise of samples dependent; see ``tokenv.estimators.base.Stage.couple``."""
 
-    def __call__(self, noise: Tensor, decision_mask: Tensor, generator: torch.Generator | None) -> Tensor:
+    def __call__(
+        self, noise: Tensor, decision_mask: Tensor, generator: torch.Generator | None
+    ) -> Tensor:
         """Couple the noise of K samples: [K, B, T], [B, T] -> [K, B, T]."""
 
 
@@ -42,7 +44,11 @@ class AuxiliaryRelaxations(Protocol):
     """Hook which returns R further, relaxed boundaries; see ``tokenv.estimators.base.Stage.relaxations``."""
 
     def __call__(
-        self, drawn: TensorDictBase, decision_mask: Tensor, noise: Tensor, generator: torch.Generator | None
+        self,
+        drawn: TensorDictBase,
+        decision_mask: Tensor,
+        noise: Tensor,
+        generator: torch.Generator | None,
     ) -> Tensor:
         """Return relaxed boundaries, float [.., B, T, R]."""
 
@@ -155,7 +161,9 @@ def check_compatible(estimator: Estimator, agent: BoundaryAgent, pooling: str) -
         check_scores(agent, "this estimator draws boundaries in the agent's place")
     if estimator.sampling.relaxations is not None and pooling not in RELAXED_POOLINGS:
         expected = " or ".join(RELAXED_POOLINGS)
-        raise ValueError(f"model.pooling = {pooling!r}: this estimator's relaxed passes need {expected}")
+        raise ValueError(
+            f"model.pooling = {pooling!r}: this estimator's relaxed passes need {expected}"
+        )
 
 
 def check_scores(agent: BoundaryAgent, why: str) -> None:

@@ -14,7 +14,17 @@ from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Annotated, Any, Literal, Self, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    Self,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from tokenv.core.errors import UserError, suggest
 
@@ -24,10 +34,19 @@ Figure = Annotated[float, "measured"]  # any float: a measured number may be inf
 Plain = Annotated[Any, "plain"]  # a value of YAML or JSON
 Section = dict[str, Plain]  # the name of a class, and its options
 # Types of a dataclass's fields by name; evaluating its annotations takes long.
-type_hints: Callable[[type], dict[str, Any]] = functools.cache(functools.partial(get_type_hints, include_extras=True))
+type_hints: Callable[[type], dict[str, Any]] = functools.cache(
+    functools.partial(get_type_hints, include_extras=True)
+)
 SECTION_TEXTS = ("name", "pretrained", "tokenizer")  # of these options, those that take any text
 
-WORDS = {bool: "true or false", int: "a whole number", float: "a number", str: "text", Path: "a path", NoneType: "null"}
+WORDS = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+    str: "text",
+    Path: "a path",
+    NoneType: "null",
+}
 PLURALS = {int: "whole numbers", float: "numbers", str: "texts"}
 WORDS |= {
     Limit: "a number or .inf",
@@ -58,7 +77,9 @@ def check_keys(values: Mapping[str, Any], where: str, kind: type, prefix: str = 
             )
         if is_dataclass(known[key]):
             if not isinstance(value, Mapping):
-                raise UserError(f"{where}: {prefix}{key} = {value!r}: expected a section with keys of its own")
+                raise UserError(
+                    f"{where}: {prefix}{key} = {value!r}: expected a section with keys of its own"
+                )
             check_keys(value, where, known[key], f"{prefix}{key}.")
 
 
@@ -75,7 +96,9 @@ def from_dict(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
         if item.name not in values and item.default is MISSING and item.default_factory is MISSING:
             expected = item.metadata.get("expected", in_words(hints[item.name]))
             raise UserError(f"{prefix}{item.name} is missing: expected {expected}")
-    return kind(**{key: convert(value, hints[key], f"{prefix}{key}") for key, value in values.items()})
+    return kind(
+        **{key: convert(value, hints[key], f"{prefix}{key}") for key, value in values.items()}
+    )
 
 
 def hint_at(kind: type, key: str) -> Any:
@@ -101,7 +124,9 @@ def hint_at(kind: type, key: str) -> Any:
             return str
         return Any
     inner = next(filter(is_dataclass, (hint, *get_args(hint))), None)
-    metadata: Mapping[str, Any] = next((item.metadata for item in fields(kind) if item.name == first), {})
+    metadata: Mapping[str, Any] = next(
+        (item.metadata for item in fields(kind) if item.name == first), {}
+    )
     if "hint" in metadata:
         return metadata["hint"](rest)
     if "each" in metadata:
@@ -134,7 +159,8 @@ def parameters(target: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
 def _signature(target: Callable[..., Any]) -> inspect.Signature:
     try:
         return inspect.signature(target, eval_str=True)
-    except (NameError, AttributeError, SyntaxError, TypeError):  # names which only type checkers import
+    # names which only type checkers import
+    except (NameError, AttributeError, SyntaxError, TypeError):
         return inspect.signature(target)
 
 
@@ -158,12 +184,18 @@ def convert(value: Any, hint: Any, key: str) -> Any:
     if get_origin(hint) in (Union, UnionType) and isinstance(value, Mapping):
         for part in filter(is_dataclass, get_args(hint)):
             return from_dict(part, value, f"{key}.")  # type: ignore[arg-type]
-    if get_origin(hint) is list and is_dataclass(part := get_args(hint)[0]) and isinstance(value, list | tuple):
+    if (
+        get_origin(hint) is list
+        and is_dataclass(part := get_args(hint)[0])
+        and isinstance(value, list | tuple)
+    ):
         return [convert(each, part, f"{key}[{number}]") for number, each in enumerate(value)]
     if hint == Plain and isinstance(value, Mapping):
         hint = Section
     if get_origin(hint) is dict and isinstance(value, Mapping) and _has_text_keys(value):
-        return {name: convert(each, get_args(hint)[1], f"{key}.{name}") for name, each in value.items()}
+        return {
+            name: convert(each, get_args(hint)[1], f"{key}.{name}") for name, each in value.items()
+        }
     try:
         return _read(value, hint)
     except (ValueError, OverflowError):
@@ -187,7 +219,9 @@ def _read(value: Any, hint: Any) -> Any:
     if hint == Limit or kind in (int, float):
         return _number(value, hint)
     if kind in (Union, UnionType):
-        return _union(value, [part for part in parts if not is_dataclass(part) or type(value) is part])
+        return _union(
+            value, [part for part in parts if not is_dataclass(part) or type(value) is part]
+        )
     if kind is Literal:
         return _choice(value, parts)
     if kind in (list, tuple, Sequence):
@@ -226,7 +260,8 @@ def _number(value: Any, hint: Any) -> int | float:
 
 
 def _union(value: Any, parts: Sequence[Any]) -> Any:
-    for part in sorted(parts, key=lambda part: type(value) is not (get_origin(part) or part)):  # its own type first
+    # its own type first
+    for part in sorted(parts, key=lambda part: type(value) is not (get_origin(part) or part)):
         with suppress(ValueError, OverflowError):
             return _read(value, part)
     raise ValueError

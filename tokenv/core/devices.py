@@ -7,7 +7,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-HOST = ("cpu", "meta")  # devices on which the values of an operation, if any, exist as soon as it returns
+# devices on which the values of an operation, if any, exist as soon as it returns
+HOST = ("cpu", "meta")
 
 
 def is_accelerator(device: torch.device) -> bool:

@@ -110,7 +110,9 @@ def all_reduce_sum(*tensors: Tensor) -> tuple[Tensor, ...]:
         return tensors
     total = _AllReduceSum.apply(torch.cat([each.flatten() for each in tensors]), group)
     sums = total.split([each.numel() for each in tensors])
-    return tuple(sum_.view(each.shape).to(each.dtype) for sum_, each in zip(sums, tensors, strict=True))
+    return tuple(
+        sum_.view(each.shape).to(each.dtype) for sum_, each in zip(sums, tensors, strict=True)
+    )
 
 
 class _AllReduceSum(torch.autograd.Function):
@@ -158,9 +160,12 @@ def translate_distributed_errors(*, sure: bool = True) -> Iterator[None]:
     except RuntimeError as error:  # of gloo and of NCCL alike
         if not sure and re.search("gloo|NCCL|nccl|Connection", str(error)) is None:
             raise
-        message = re.sub(r"^\[[^]]*\] *", "", str(error).strip())  # without the place in gloo's source
+        # without the place in gloo's source
+        message = re.sub(r"^\[[^]]*\] *", "", str(error).strip())
         reason = re.split(r"\n|\. ", message)[0]
-        raise LostRankError(f"another process of this run has ended or does not answer ({reason})") from error
+        raise LostRankError(
+            f"another process of this run has ended or does not answer ({reason})"
+        ) from error
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
@@ -177,4 +182,7 @@ def shard_like(tensor: Tensor, like: Tensor) -> Tensor:
 
 def gather_full_tensors(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return unsharded tensors, on the CPU if they were sharded; all ranks must call this together."""
-    return {name: each.full_tensor().cpu() if isinstance(each, DTensor) else each for name, each in tensors.items()}
+    return {
+        name: each.full_tensor().cpu() if isinstance(each, DTensor) else each
+        for name, each in tensors.items()
+    }

@@ -61,7 +61,8 @@ POSITIVE = bounds("a positive number", lambda value: value > 0)
 POSITIVE_OR_NULL = bounds("a positive number, or null", lambda value: value is None or value > 0)
 NOT_NEGATIVE = bounds("0 or more", lambda value: value >= 0)
 FRACTION = bounds("0 to 1", lambda value: 0 <= value <= 1)
-SEED = bounds("a whole number from 0 to 4294967295", lambda value: 0 <= value < 2**32)  # numpy's range
+# numpy's range
+SEED = bounds("a whole number from 0 to 4294967295", lambda value: 0 <= value < 2**32)
 
 
 def check_bounds(options: Any, prefix: str = "") -> None:

@@ -91,7 +91,9 @@ def find(kind: str, name: str, table: Registry, key: str = "") -> Callable[..., 
     target = name if ":" in name else table.target(name)
     if target is None:
         hint = suggest(name, table.names())
-        raise UserError(f"{key} = {name!r} is unknown: {hint} (or name your own as package.module:Class)")
+        raise UserError(
+            f"{key} = {name!r} is unknown: {hint} (or name your own as package.module:Class)"
+        )
     module = target.partition(":")[0]
     try:
         target_object = import_object(target)
@@ -100,7 +102,9 @@ def find(kind: str, name: str, table: Registry, key: str = "") -> Callable[..., 
         if getattr(error, "name", None) in ("agents", "estimators"):
             reason += f" (it is called tokenv.{error.name} now)"  # type: ignore[union-attr]
         elif isinstance(error, ModuleNotFoundError) and module.split(".")[0] == error.name:
-            reason += f": for {error.name}.py in the current folder write PYTHONPATH=. before the command"
+            reason += (
+                f": for {error.name}.py in the current folder write PYTHONPATH=. before the command"
+            )
         raise UserError(f"{key} = {name!r} cannot be imported from {module}: {reason}") from error
     if not _may_build(target_object, table.base()):
         raise UserError(f"{key} = {name!r} is {target_object!r}: {_expected(kind, table)}")
@@ -108,7 +112,9 @@ def find(kind: str, name: str, table: Registry, key: str = "") -> Callable[..., 
 
 
 def _expected(kind: str, table: Registry) -> str:
-    return f"expected a class or a function that builds one, a {kind} being a {table.base().__name__}"
+    return (
+        f"expected a class or a function that builds one, a {kind} being a {table.base().__name__}"
+    )
 
 
 def _may_build(target: Any, base: type) -> bool:
@@ -135,13 +141,19 @@ def build(kind: str, options: Mapping[str, Any], table: Registry, **context: Any
         UserError: the constructor does not take an option or rejects a value, or it builds an object of another class.
     """
     own = {name: value for name, value in options.items() if name != "name"}
-    result = construct(f"{kind} {options['name']!r}", find(kind, options["name"], table), own, **context)
+    result = construct(
+        f"{kind} {options['name']!r}", find(kind, options["name"], table), own, **context
+    )
     if not isinstance(result, table.base()):
-        raise UserError(f"{kind}.name = {options['name']!r} has built {result!r}: {_expected(kind, table)}")
+        raise UserError(
+            f"{kind}.name = {options['name']!r} has built {result!r}: {_expected(kind, table)}"
+        )
     return result
 
 
-def construct(label: str, target: Callable[..., Any], options: Mapping[str, Any], **context: Any) -> Any:
+def construct(
+    label: str, target: Callable[..., Any], options: Mapping[str, Any], **context: Any
+) -> Any:
     """Call a class or function with options, converted to the types of its annotations.
 
     Args:
@@ -159,15 +171,23 @@ def construct(label: str, target: Callable[..., Any], options: Mapping[str, Any]
         signature = parameters(target)
     except ValueError as error:
         raise UserError(f"{label} cannot be built by name: {error}") from error
-    known = {name: parameter for name, parameter in signature.items() if parameter.kind is not parameter.VAR_KEYWORD}
+    known = {
+        name: parameter
+        for name, parameter in signature.items()
+        if parameter.kind is not parameter.VAR_KEYWORD
+    }
     arguments = {name: value for name, value in context.items() if name in known}
     for name, value in options.items():
         if name not in known and len(known) == len(signature):
-            raise UserError(f"{section}.{name} is no option of {label}: {suggest(name, [*known, 'name'])}")
+            raise UserError(
+                f"{section}.{name} is no option of {label}: {suggest(name, [*known, 'name'])}"
+            )
         hint = known[name].annotation if name in known else Any
         arguments[name] = convert(value, hint, f"{section}.{name}")
     for name, parameter in known.items():
-        required = parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL
+        required = (
+            parameter.default is parameter.empty and parameter.kind is not parameter.VAR_POSITIONAL
+        )
         if required and name not in arguments:
             raise UserError(f"{section}.{name} is missing: {label} cannot be built without it")
     try:

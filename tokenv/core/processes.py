@@ -18,8 +18,11 @@ from tokenv.core.trust import read_json
 
 PROGRESS_FILE = "progress.json"
 PROGRESS_INTERVAL = 1.0  # seconds between two writes
-SIGNALS = [getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)]
-IGNORE_SECONDS = 10.0  # Sacred waits 2 s for its heartbeat before it stores that a run was interrupted
+SIGNALS = [
+    getattr(signal, name) for name in ("SIGINT", "SIGTERM", "SIGHUP") if hasattr(signal, name)
+]
+# Sacred waits 2 s for its heartbeat before it stores that a run was interrupted
+IGNORE_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -54,8 +57,11 @@ class ProgressFile:
         """Write that so many training symbols have been seen in all."""
         seconds = time.monotonic() - self._started
         if seconds - self._last_write >= PROGRESS_INTERVAL or symbols >= self._total:
-            with suppress(OSError):  # the disk may be full for a while; saving a checkpoint reports that
-                write_atomically(self._path, json.dumps(asdict(Progress(symbols, self._total, seconds))))
+            # the disk may be full for a while; saving a checkpoint reports that
+            with suppress(OSError):
+                write_atomically(
+                    self._path, json.dumps(asdict(Progress(symbols, self._total, seconds)))
+                )
             self._last_write = seconds
 
 

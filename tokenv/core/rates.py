@@ -59,8 +59,12 @@ Rate = float | RateRange
 
 
 # Range of the rates which a command is asked for; None for a run's own.
-REQUESTED_RATE = bounds("boundaries per symbol in (0, 1), such as 0.2", lambda rate: rate is None or 0 < rate < 1)
-FLOPS = bounds("floating-point operations per symbol, such as 1e6", lambda value: value is None or value > 0)
+REQUESTED_RATE = bounds(
+    "boundaries per symbol in (0, 1), such as 0.2", lambda rate: rate is None or 0 < rate < 1
+)
+FLOPS = bounds(
+    "floating-point operations per symbol, such as 1e6", lambda value: value is None or value > 0
+)
 
 
 def check_rates(rates: list[float]) -> None:

@@ -38,7 +38,8 @@ class DamagedError(UserError):
         hint = "no other checkpoint of the run is known to be intact"
         if self.intact is not None:
             hint = (
-                f"the newest intact checkpoint is {self.intact}: name that one (resume={self.intact} goes on from it)"
+                f"the newest intact checkpoint is {self.intact}: name that one "
+                f"(resume={self.intact} goes on from it)"
             )
         super().__init__(f"{self.problem}; {hint}")
 
@@ -57,7 +58,9 @@ def verify(checkpoint: Path, names: Sequence[str] = FILES) -> None:
         DamagedError: a file is not what was saved.
     """
     if not checkpoint.is_dir():
-        raise MissingFileError(f"{checkpoint}: there is no such folder: name a run or a checkpoint which exists")
+        raise MissingFileError(
+            f"{checkpoint}: there is no such folder: name a run or a checkpoint which exists"
+        )
     damage = _find_damage(checkpoint, names)
     if damage is not None:
         raise DamagedError(*damage)
@@ -77,7 +80,10 @@ def _find_damage(checkpoint: Path, names: Sequence[str] = FILES) -> tuple[Path, 
                 return checkpoint / name, "it is not there"
             actual = file_digest(checkpoint / name)
             if actual != digests[name]:
-                return checkpoint / name, f"damaged, or of another run: SHA-256 {actual}, expected {digests[name]!r}"
+                return (
+                    checkpoint / name,
+                    f"damaged, or of another run: SHA-256 {actual}, expected {digests[name]!r}",
+                )
     except UnreadableFileError as error:
         return error.path, error.reason
     return None
@@ -99,7 +105,9 @@ def _newest_intact(checkpoint: Path) -> Path | None:
 
 def list_complete(folder: Path) -> list[Path]:
     """Return all complete checkpoints in a checkpoint folder, oldest first."""
-    return sorted(path for path in folder.glob(f"{PREFIX}*") if all((path / name).is_file() for name in FILES))
+    return sorted(
+        path for path in folder.glob(f"{PREFIX}*") if all((path / name).is_file() for name in FILES)
+    )
 
 
 def list_all(run: str | Path) -> list[Path]:
@@ -165,7 +173,9 @@ def load_state(path: Path) -> dict[str, Any]:
     """
     state = _read_state(path)
     if not isinstance(state.get("config"), dict):
-        raise DamagedError(path / STATE, f"config = {state.get('config')!r}: expected a run's configuration")
+        raise DamagedError(
+            path / STATE, f"config = {state.get('config')!r}: expected a run's configuration"
+        )
     trust.check(state["config"], path / STATE)
     return state
 

@@ -33,7 +33,9 @@ class SequenceBatch:
 
     def __getitem__(self, rows: slice) -> SequenceBatch:
         gold_BN = None if self.gold_BN is None else self.gold_BN[rows]
-        return SequenceBatch(self.symbol_BN[rows], self.origin[rows], gold_BN, self.document_B[rows])
+        return SequenceBatch(
+            self.symbol_BN[rows], self.origin[rows], gold_BN, self.document_B[rows]
+        )
 
     def symbols_on(self, device: torch.device) -> Tensor:
         """Return the symbols on a device, as a model reads them: bytes as int64."""
@@ -65,7 +67,8 @@ class Source(Protocol):
         """Return the next ``count`` sequences."""
 
 
-SourceOrFactory: TypeAlias = Source | Callable[[int], Source]  # a factory opens a source for a seed: CorpusFactory
+# a factory opens a source for a seed: CorpusFactory
+SourceOrFactory: TypeAlias = Source | Callable[[int], Source]
 
 
 class HeldOutData(Protocol):
@@ -89,7 +92,9 @@ class TensorSource:
 
     def __init__(self, symbol_BN: Tensor) -> None:
         if symbol_BN.dim() < 2 or symbol_BN.shape[0] < 1 or symbol_BN.shape[1] < 2:
-            raise ValueError(f"sequences of shape {tuple(symbol_BN.shape)}: expected [B, N] with B >= 1 and N >= 2")
+            raise ValueError(
+                f"sequences of shape {tuple(symbol_BN.shape)}: expected [B, N] with B >= 1 and N >= 2"
+            )
         self.symbol_BN = symbol_BN
         self.seq_len = symbol_BN.shape[1]
         self.position = 0
@@ -98,4 +103,6 @@ class TensorSource:
         """Return the next ``count`` sequences; the first sequence follows the last one."""
         index_B = torch.arange(self.position, self.position + count) % len(self.symbol_BN)
         self.position = (self.position + count) % len(self.symbol_BN)
-        return SequenceBatch(self.symbol_BN[index_B], [f"sequence {i}" for i in index_B.tolist()], None, index_B)
+        return SequenceBatch(
+            self.symbol_BN[index_B], [f"sequence {i}" for i in index_B.tolist()], None, index_B
+        )

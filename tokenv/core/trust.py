@@ -39,8 +39,10 @@ PATH_OPTIONS = {  # of a configuration, by section
 Trust: TypeAlias = bool | str | Sequence[str]
 _ALL = "*"
 _NAME = re.compile(r"\s*[\w.]+:\w+\s*")
-_allowed: set[str] = set()  # names of code and absolute paths which the user of this process has allowed
-_untrusted: dict[str, str] = {}  # absolute paths which only stored runs name: to the run that names them
+# names of code and absolute paths which the user of this process has allowed
+_allowed: set[str] = set()
+# absolute paths which only stored runs name: to the run that names them
+_untrusted: dict[str, str] = {}
 
 
 class UnreadableFileError(UserError):
@@ -64,12 +66,15 @@ def open_regular(path: Path) -> BufferedReader:
         OSError: the file cannot be opened.
         UnreadableFileError: it is no regular file.
     """
-    flags = (getattr(os, name, 0) for name in ("O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))  # Windows lacks the first two
+    # Windows lacks the first two
+    flags = (getattr(os, name, 0) for name in ("O_NONBLOCK", "O_CLOEXEC", "O_BINARY"))
     handle = os.open(path, os.O_RDONLY | sum(flags))
     kind = stat.S_IFMT(os.fstat(handle).st_mode)
     if kind != stat.S_IFREG:
         os.close(handle)
-        raise UnreadableFileError(path, f"{FILE_KINDS.get(kind, 'something else')}: expected a regular file")
+        raise UnreadableFileError(
+            path, f"{FILE_KINDS.get(kind, 'something else')}: expected a regular file"
+        )
     return os.fdopen(handle, "rb")
 
 
@@ -234,7 +239,11 @@ def _remember(paths: set[str]) -> None:
 
 
 def _memory_file() -> Path:
-    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state") / "tokenv" / "data-sources.jsonl"
+    return (
+        Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+        / "tokenv"
+        / "data-sources.jsonl"
+    )
 
 
 def granted() -> bool | list[str]:

@@ -68,7 +68,9 @@ def _docstrings(path: Path) -> str:
         except (SyntaxError, ValueError):  # the library holds some broken files on purpose
             return ""
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
-    docstrings = [ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, documented)]
+    docstrings = [
+        ast.get_docstring(node) for node in ast.walk(tree) if isinstance(node, documented)
+    ]
     return "\n\n".join(text for text in docstrings if text)
 
 

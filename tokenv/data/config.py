@@ -18,7 +18,10 @@ BUILT_IN = {  # texts that need no file
 HUB_PREFIX = "hub:"
 
 
-NAME = bounds("a text which is not empty", lambda value: isinstance(value, str) and value not in ("", HUB_PREFIX))
+NAME = bounds(
+    "a text which is not empty",
+    lambda value: isinstance(value, str) and value not in ("", HUB_PREFIX),
+)
 HELD_OUT = bounds(
     "a fraction strictly between 0 and 1, such as 0.02 (data.validation_source names other data to validate on)",
     lambda value: isinstance(value, int | float) and 0 < value < 1,

@@ -17,7 +17,14 @@ from tokenv.data.config import HUB_PREFIX, DataConfig, check_sources
 from tokenv.data.documents import read_documents
 from tokenv.data.hub import StreamingDataset
 from tokenv.data.split import Split, digest, split_documents, split_from
-from tokenv.data.stream import Dataset, EpochBlocks, InMemoryBlocks, Streams, TrainStream, low_discrepancy_order
+from tokenv.data.stream import (
+    Dataset,
+    EpochBlocks,
+    InMemoryBlocks,
+    Streams,
+    TrainStream,
+    low_discrepancy_order,
+)
 
 _CORPORA: dict[str, Corpus] = {}
 
@@ -41,7 +48,9 @@ class InMemoryDataset:
         self._seed = config.seed
         self.overlap = split.overlap
         header = repr((config.cut, config.seq_len, config.seed)).encode()
-        self.fingerprint = hashlib.blake2b(b"|".join((header, *split.digests)), digest_size=16).hexdigest()
+        self.fingerprint = hashlib.blake2b(
+            b"|".join((header, *split.digests)), digest_size=16
+        ).hexdigest()
 
     def blocks(self, seed: int) -> InMemoryBlocks:
         """Return the endless epochs over the training chunks."""
@@ -128,7 +137,12 @@ class Corpus:
             parts += self.dataset.streams(seed, count)
         else:
             parts.append(self.dataset.blocks(seed))
-        return Streams([TrainStream(blocks, seq_len=self.seq_len, fingerprint=self.fingerprint) for blocks in parts])
+        return Streams(
+            [
+                TrainStream(blocks, seq_len=self.seq_len, fingerprint=self.fingerprint)
+                for blocks in parts
+            ]
+        )
 
     def validation(self, max_sequences: int | None = None) -> SequenceBatch:
         """Return the validation sequences, always the same and in the same order.
@@ -143,7 +157,9 @@ class Corpus:
             ValueError: `max_sequences` is not positive.
         """
         if max_sequences is not None and max_sequences < 1:
-            raise ValueError(f"max_sequences is {max_sequences}; expected at least 1: raise it or leave it out")
+            raise ValueError(
+                f"max_sequences is {max_sequences}; expected at least 1: raise it or leave it out"
+            )
         return self.dataset.validation(max_sequences)
 
     def test(self, max_sequences: int | None = None) -> SequenceBatch:
@@ -153,7 +169,9 @@ class Corpus:
             UserError: this kind of data has no test side, or too few symbols there.
         """
         if not hasattr(self.dataset, "test"):
-            raise UserError("split = 'test': expected validation, for a corpus of text has no test side")
+            raise UserError(
+                "split = 'test': expected validation, for a corpus of text has no test side"
+            )
         batch: SequenceBatch = self.dataset.test(max_sequences)
         return batch
 

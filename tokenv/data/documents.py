@@ -78,7 +78,9 @@ def content_of(row: Mapping[str, Any], column: str, origin: str) -> bytes:
         UserError: the row lacks the column, or holds something other than str or bytes there.
     """
     if column not in row:
-        raise UserError(f"{origin} has no column {column!r} but {', '.join(row)}: set data.column to one")
+        raise UserError(
+            f"{origin} has no column {column!r} but {', '.join(row)}: set data.column to one"
+        )
     value = row[column]
     if value is None:
         return b""
@@ -98,11 +100,17 @@ def content_of(row: Mapping[str, Any], column: str, origin: str) -> bytes:
 def _find_files(source: str, root: Path) -> list[Path]:
     if root.is_file():
         if not root.name.endswith(TEXT_SUFFIXES + JSON_SUFFIXES + PARQUET_SUFFIXES):
-            raise UserError(f"{root} is of no known kind; expected {ACCEPTED}: rename or convert it")
+            raise UserError(
+                f"{root} is of no known kind; expected {ACCEPTED}: rename or convert it"
+            )
         return [root]
     if not root.is_dir():
-        near = [f"did you mean {name!r}? " for name in difflib.get_close_matches(source, BUILT_IN, n=1)]
-        raise MissingFileError(f"data source {source!r} does not exist; {''.join(near)}expected {ACCEPTED}")
+        near = [
+            f"did you mean {name!r}? " for name in difflib.get_close_matches(source, BUILT_IN, n=1)
+        ]
+        raise MissingFileError(
+            f"data source {source!r} does not exist; {''.join(near)}expected {ACCEPTED}"
+        )
     files = sorted(path for path in root.rglob("*") if path.is_file())
     texts = [path for path in files if path.name.endswith(TEXT_SUFFIXES)]
     parquet = [path for path in files if path.name.endswith(PARQUET_SUFFIXES)]
@@ -111,7 +119,9 @@ def _find_files(source: str, root: Path) -> list[Path]:
     described = all(path.name.upper().startswith("README.") for path in texts)
     chosen = tables if tables and described else texts
     if not chosen:
-        raise UserError(f"folder {root} holds no file to read; expected {ACCEPTED}: point to another folder")
+        raise UserError(
+            f"folder {root} holds no file to read; expected {ACCEPTED}: point to another folder"
+        )
     return chosen
 
 
@@ -121,7 +131,9 @@ def _read_table(path: Path, column: str) -> Iterator[Document]:
     else:
         rows = json_rows(path)
     for number, row in enumerate(rows):
-        yield Document(f"{path.name} row {number}", content_of(row, column, f"{path}, row {number},"))
+        yield Document(
+            f"{path.name} row {number}", content_of(row, column, f"{path}, row {number},")
+        )
 
 
 def write_documents(texts: Iterable[Any], folder: Path, *, column: str = COLUMN) -> Path:
@@ -139,7 +151,9 @@ def write_documents(texts: Iterable[Any], folder: Path, *, column: str = COLUMN)
         UserError: there are no documents, or one is no text.
     """
     if isinstance(texts, str | bytes):
-        raise UserError(f"texts = {texts[:40]!r}: expected several documents, such as a list of them")
+        raise UserError(
+            f"texts = {texts[:40]!r}: expected several documents, such as a list of them"
+        )
     folder.mkdir(parents=True, exist_ok=True)
     digest = hashlib.blake2b(digest_size=16)
     count = 0

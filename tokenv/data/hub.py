@@ -26,7 +26,8 @@ from tokenv.data.stream import low_discrepancy_order
 MIN_FILES = 64  # fewer files are split into row groups, each of which has to be opened
 MIN_SHARDS = 20  # of fewer shards, holding one out would be too much
 DEFAULT_VALIDATION_SEQUENCES = 512
-ROWS_PER_TURN = 64  # successive rows of a shard which are read for validation before some of another shard
+# successive rows of a shard which are read for validation before some of another shard
+ROWS_PER_TURN = 64
 MAX_ROWS = 2**32  # of a shard
 
 
@@ -65,7 +66,10 @@ def partition_shards(shards: Sequence[int], streams: int) -> list[ShardAssignmen
     if len(shards) < streams:
         return [ShardAssignment(number, streams, shards, shared=True) for number in range(streams)]
     ends = [len(shards) * number // streams for number in range(streams + 1)]
-    return [ShardAssignment(n, streams, shards[ends[n] : ends[n + 1]], shared=False) for n in range(streams)]
+    return [
+        ShardAssignment(n, streams, shards[ends[n] : ends[n + 1]], shared=False)
+        for n in range(streams)
+    ]
 
 
 class StreamingDataset:
@@ -85,7 +89,9 @@ class StreamingDataset:
         UserError: the data set cannot be opened, lacks the text column or holds no sequence to validate on.
     """
 
-    def __init__(self, config: DataConfig, validation: list[Document] | None, *, progress: bool) -> None:
+    def __init__(
+        self, config: DataConfig, validation: list[Document] | None, *, progress: bool
+    ) -> None:
         self.config = config
         self.name = config.source.removeprefix(HUB_PREFIX)
         self._origin = f"hub data set {self.name!r}"
@@ -93,8 +99,12 @@ class StreamingDataset:
         self._num_shards = int(self._dataset.num_shards)
         shards = range(self._num_shards)
         self._external_validation = external = validation is not None
-        held_out = [] if external else validation_shards(len(shards), config.validation, config.seed)
-        self._threshold = b"" if external or held_out else threshold(max(config.validation, 1 / MIN_SHARDS))
+        held_out = (
+            [] if external else validation_shards(len(shards), config.validation, config.seed)
+        )
+        self._threshold = (
+            b"" if external or held_out else threshold(max(config.validation, 1 / MIN_SHARDS))
+        )
         self._validation_shards = held_out
         self._train_shards = sorted(set(shards) - set(held_out))
         self._validation_digests: set[bytes] = set()
@@ -105,7 +115,9 @@ class StreamingDataset:
             documents = self._collect_validation(self._validation_sequences, progress)
         else:
             documents = dict(enumerate(validation))
-        self._validation_digests = {digest(each.content, config.seed) for each in documents.values()}
+        self._validation_digests = {
+            digest(each.content, config.seed) for each in documents.values()
+        }
         self._validation_chunks = self.cut(documents)
         if not len(self._validation_chunks):
             raise UserError(
@@ -131,10 +143,19 @@ class StreamingDataset:
 
     def _compute_fingerprint(self) -> str:
         config = self.config
-        header = (self.name, config.hub_config, config.hub_split, config.column, config.cut, self._num_shards)
+        header = (
+            self.name,
+            config.hub_config,
+            config.hub_split,
+            config.column,
+            config.cut,
+            self._num_shards,
+        )
         numbers = (config.seq_len, config.seed, config.validation, config.shuffle_buffer)
         validation = self.validation(None).symbol_BN.numpy().astype(np.uint8).tobytes()
-        return hashlib.blake2b(repr((header, numbers)).encode() + validation, digest_size=16).hexdigest()
+        return hashlib.blake2b(
+            repr((header, numbers)).encode() + validation, digest_size=16
+        ).hexdigest()
 
     def rows(self, shard: int, first: int = 0) -> Iterator[tuple[int, Row]]:
         """Yield the rows of a shard with their numbers, beginning at row `first`; the shard is opened lazily.
@@ -143,7 +164,9 @@ class StreamingDataset:
             UserError: the shard cannot be read to its end.
         """
         shard_rows = iterate_rows(
-            lambda: self._dataset.shard(self._num_shards, shard), f"{self._origin} cannot be read", HUB_ADVICE
+            lambda: self._dataset.shard(self._num_shards, shard),
+            f"{self._origin} cannot be read",
+            HUB_ADVICE,
         )
         return islice(enumerate(shard_rows), first, None)
 
@@ -164,12 +187,17 @@ class StreamingDataset:
 
     def streams(self, seed: int, count: int) -> list[StreamingBlocks]:
         """Return the blocks of each of `count` streams, which partition the data set."""
-        return [StreamingBlocks(self, each, seed) for each in partition_shards(self._train_shards, count)]
+        return [
+            StreamingBlocks(self, each, seed)
+            for each in partition_shards(self._train_shards, count)
+        ]
 
     def validation(self, max_sequences: int | None) -> SequenceBatch:
         """Return the first `max_sequences` validation sequences, 512 by default."""
         if self._external_validation:
-            return self._validation_chunks.take(low_discrepancy_order(len(self._validation_chunks))[:max_sequences])
+            return self._validation_chunks.take(
+                low_discrepancy_order(len(self._validation_chunks))[:max_sequences]
+            )
         count = max_sequences or DEFAULT_VALIDATION_SEQUENCES
         if count > self._validation_sequences:
             self._validation_chunks = self.cut(self._collect_validation(count, progress=False))
@@ -182,11 +210,18 @@ class StreamingDataset:
         total_bytes = long_documents = 0
         seq_len = self.config.seq_len
         cuts_whole = self.config.cut == "document"
-        bar = tqdm(self._validation_rows(), f"reading {self.name!r}", unit=" documents", disable=not progress)
+        bar = tqdm(
+            self._validation_rows(),
+            f"reading {self.name!r}",
+            unit=" documents",
+            disable=not progress,
+        )
         with bar as candidates:
             for shard, number, row in candidates:
                 document = self.document(row, shard, number)
-                if not document.content or not (self._validation_shards or self.is_held_out(document)):
+                if not document.content or not (
+                    self._validation_shards or self.is_held_out(document)
+                ):
                     continue
                 documents[self.document_id(shard, number)] = document
                 total_bytes += len(document.content) + 1
@@ -211,7 +246,10 @@ class StreamingDataset:
     def cut(self, documents: dict[int, Document]) -> Chunks:
         """Cut documents, given by their ids, into chunks."""
         return chunk_documents(
-            list(documents.values()), seq_len=self.config.seq_len, cut=self.config.cut, ids=list(documents)
+            list(documents.values()),
+            seq_len=self.config.seq_len,
+            cut=self.config.cut,
+            ids=list(documents),
         )
 
 
@@ -249,7 +287,11 @@ class StreamingBlocks:
                     raise UserError(self._describe_empty())
             self._has_sequences = True
             names = ("seed", "epoch", "block")
-            key = [self._data.config.seed, *(self._state[name] for name in names), self._assignment.number]
+            key = [
+                self._data.config.seed,
+                *(self._state[name] for name in names),
+                self._assignment.number,
+            ]
             self._block = chunks, np.random.default_rng(key).permutation(len(chunks))
         return self._block
 
@@ -297,7 +339,9 @@ class StreamingBlocks:
     def _advance(self) -> None:
         """Move behind the rows just read, or to the next epoch at the end of the stream."""
         if self._next is None:
-            self._go_to({**self._state, "epoch": self._state["epoch"] + 1, "block": 0, "shard": 0, "row": 0})
+            self._go_to(
+                {**self._state, "epoch": self._state["epoch"] + 1, "block": 0, "shard": 0, "row": 0}
+            )
             return
         self._state = {**self._state, "block": self._state["block"] + 1, **self._next}
         self._block = None
@@ -308,6 +352,8 @@ class StreamingBlocks:
         stream = f"stream {number} of {streams} of it" if streams > 1 else "it"
         return (
             f"hub data set {self._data.name!r}: {stream} has no sequence of data.seq_len {self._data.config.seq_len} "
-            "bytes to train on: lower data.seq_len" + (" or data.streams" if streams > 1 else "") + ", "
+            "bytes to train on: lower data.seq_len"
+            + (" or data.streams" if streams > 1 else "")
+            + ", "
             "or set data.cut to 'chunk'"
         )

@@ -87,7 +87,9 @@ class Text(DataKind):
                 )
 
 
-DATA = Registry("tokenv.data", {"text": "tokenv.data.kinds:Text"}, base="tokenv.data.kinds:DataKind")
+DATA = Registry(
+    "tokenv.data", {"text": "tokenv.data.kinds:Text"}, base="tokenv.data.kinds:DataKind"
+)
 
 
 def build_kind(name: str, options: Any) -> DataKind:

@@ -33,7 +33,9 @@ def read_unpacked(path: Path) -> bytes:
     except DAMAGED as error:
         if isinstance(error, OSError) and error.filename is not None:
             raise
-        raise UserError(f"{path} cannot be decompressed: {error}: repair it or leave it out") from error
+        raise UserError(
+            f"{path} cannot be decompressed: {error}: repair it or leave it out"
+        ) from error
 
 
 def unpacked_chunks(path: Path) -> Iterator[bytes]:

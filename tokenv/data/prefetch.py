@@ -40,8 +40,12 @@ class PrefetchedSource:
         self._state = source.state_dict()
         self._error: BaseException | None = None
         self._stop = threading.Event()
-        self._queue: queue.Queue[tuple[SequenceBatch, dict[str, Any]] | BaseException] = queue.Queue(MAX_PREFETCHED)
-        self._thread = threading.Thread(target=self._prefetch, name="tokenv reads ahead", daemon=True)
+        self._queue: queue.Queue[tuple[SequenceBatch, dict[str, Any]] | BaseException] = (
+            queue.Queue(MAX_PREFETCHED)
+        )
+        self._thread = threading.Thread(
+            target=self._prefetch, name="tokenv reads ahead", daemon=True
+        )
 
     def __enter__(self) -> PrefetchedSource:
         self._thread.start()

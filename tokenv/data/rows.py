@@ -19,12 +19,15 @@ from tokenv.core import trust
 from tokenv.core.errors import UserError
 from tokenv.data.packed import DAMAGED, unpacked_chunks
 
-datasets_logging.set_verbosity(datasets_logging.CRITICAL)  # its logs of a broken file are in our message
+# its logs of a broken file are in our message
+datasets_logging.set_verbosity(datasets_logging.CRITICAL)
 Row = Mapping[str, Any]
 HUB_ADVICE = "expected a connection, and a data set of this name, configuration and split"
 
 
-def iterate_rows(open_rows: Callable[[], Iterable[Row]], failure: str, advice: str) -> Iterator[Row]:
+def iterate_rows(
+    open_rows: Callable[[], Iterable[Row]], failure: str, advice: str
+) -> Iterator[Row]:
     """Yield the rows of a source.
 
     Args:
@@ -117,7 +120,9 @@ def json_rows(path: Path) -> Iterator[dict[str, Any]]:
 def _object(row: Any, path: Path, number: int) -> dict[str, Any]:
     if not isinstance(row, dict):
         shown = str(row)[:80]
-        raise UserError(f'{path} line {number} holds {shown!r}; expected an object such as {{"text": "..."}}')
+        raise UserError(
+            f'{path} line {number} holds {shown!r}; expected an object such as {{"text": "..."}}'
+        )
     return row
 
 

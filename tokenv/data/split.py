@@ -28,7 +28,8 @@ WINDOW = 32  # bytes; a power of two
 MOST_SAMPLES = 2**21
 BLOCK = 2**16  # bytes hashed at a time
 NEIGHBOURS = 16  # documents with the same window that a document is compared with
-CONTAINMENT = 0.2  # share of the smaller document's windows from which on two documents are near-duplicates
+# share of the smaller document's windows from which on two documents are near-duplicates
+CONTAINMENT = 0.2
 LEAST_BYTES = 256  # that near-duplicates share
 LEAST_SAMPLES = 4
 LARGEST_GROUP = 0.25  # of all bytes
@@ -97,7 +98,9 @@ def split_documents(documents: Iterable[Document], config: DataConfig) -> Split:
     return _split(ranked, validation_D, ~validation_D, windows)
 
 
-def split_from(documents: Iterable[Document], validation: Iterable[Document], config: DataConfig) -> Split:
+def split_from(
+    documents: Iterable[Document], validation: Iterable[Document], config: DataConfig
+) -> Split:
     """Exclude from training the documents which equal one of `validation`, or, if grouped, share a group with one."""
     held_out = _rank(validation, config.seed)
     ranked = held_out + _rank(documents, config.seed)
@@ -120,7 +123,9 @@ def split_tail(document: Document, config: DataConfig) -> Split:
         config: fraction, seed and how sequences are cut.
     """
     length = len(document.content)
-    tail = min(max(round(length * config.validation), config.seq_len + 1), length - config.seq_len - 1)
+    tail = min(
+        max(round(length * config.validation), config.seq_len + 1), length - config.seq_len - 1
+    )
     step = max(tail // MAX_TAIL_SECTIONS, config.seq_len)
     cuts = [_line_end(document.content, at) for at in range(length - tail, length - step, step)]
     cuts = [at for at in cuts if at < length - config.seq_len] or [length - config.seq_len]
@@ -140,7 +145,11 @@ def _line_end(content: bytes | memoryview, at: int) -> int:
 
 def _section(document: Document, begin: int, end: int) -> Document:
     """Return the bytes from `begin` to `end` of a document, without a copy and without a newline at their end."""
-    if begin < end - 1 and end < len(document.content) and document.content[end - 1] == SEPARATOR[0]:
+    if (
+        begin < end - 1
+        and end < len(document.content)
+        and document.content[end - 1] == SEPARATOR[0]
+    ):
         end -= 1
     name = document.name
     if begin:
@@ -152,11 +161,15 @@ def _section(document: Document, begin: int, end: int) -> Document:
 
 
 def _rank(documents: Iterable[Document], seed: int) -> list[tuple[bytes, Document]]:
-    ranked = [(digest(document.content, seed), document) for document in documents if document.content]
+    ranked = [
+        (digest(document.content, seed), document) for document in documents if document.content
+    ]
     return sorted(ranked, key=lambda entry: (entry[0], entry[1].name))
 
 
-def _group_keys(ranked: list[tuple[bytes, Document]], windows: WindowSample, config: DataConfig) -> list[bytes]:
+def _group_keys(
+    ranked: list[tuple[bytes, Document]], windows: WindowSample, config: DataConfig
+) -> list[bytes]:
     """Return for every document the digest of its group's longest one, or its own if documents are not grouped."""
     own = [key for key, _ in ranked]
     if not config.group_duplicates:
@@ -262,7 +275,9 @@ class WindowSample:
         validation_S = validation_D[self.document_S]
         if not validation_S.any():
             return float("nan")
-        return float(np.isin(self.hash_S[validation_S], self.hash_S[train_D[self.document_S]]).mean())
+        return float(
+            np.isin(self.hash_S[validation_S], self.hash_S[train_D[self.document_S]]).mean()
+        )
 
 
 def _sample_windows(documents: Sequence[Document], every: int) -> Iterator[tuple[Array, Array]]:

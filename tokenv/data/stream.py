@@ -109,7 +109,9 @@ class TrainStream:
         """
         if count < 1:
             raise ValueError(f"count is {count}; expected at least 1 sequence: ask for one or more")
-        return SequenceBatch.join([sequences.take(order_B) for sequences, order_B in self._walk(count)])
+        return SequenceBatch.join(
+            [sequences.take(order_B) for sequences, order_B in self._walk(count)]
+        )
 
     def skip(self, count: int) -> None:
         """Go on by `count` sequences, at least 0, without reading them."""
@@ -174,7 +176,11 @@ class Streams:
         """Return the positions of the streams which this process uses; of a single stream its own state."""
         if len(self.streams) == 1:
             return self.streams[0].state_dict()
-        return {"streams": [each.state_dict() if n in used else None for n, each in enumerate(self.streams)]}
+        return {
+            "streams": [
+                each.state_dict() if n in used else None for n, each in enumerate(self.streams)
+            ]
+        }
 
     @staticmethod
     def merge_states(states: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -182,7 +188,9 @@ class Streams:
         if "streams" not in states[0]:
             return states[0]
         by_stream = zip(*(state["streams"] for state in states), strict=True)
-        return {"streams": [next(state for state in each if state is not None) for each in by_stream]}
+        return {
+            "streams": [next(state for state in each if state is not None) for each in by_stream]
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue at exactly the sequences after those which any processes had read when `state` was saved.

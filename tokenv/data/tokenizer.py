@@ -32,7 +32,11 @@ def user_cache() -> Path:
 
 
 def train_bpe(
-    corpus: Corpus, vocabulary_size: int, cache: str | Path | None = None, *, max_bytes: int = 100_000_000
+    corpus: Corpus,
+    vocabulary_size: int,
+    cache: str | Path | None = None,
+    *,
+    max_bytes: int = 100_000_000,
 ) -> Path:
     """Train a tokenizer on a corpus' training sequences, or return the cached one.
 
@@ -52,7 +56,9 @@ def train_bpe(
         UserError: ``vocabulary_size`` below 256, or ``max_bytes`` below 1.
     """
     if vocabulary_size < BYTES:
-        raise UserError(f"vocabulary_size = {vocabulary_size}: expected at least {BYTES}, one token for each byte")
+        raise UserError(
+            f"vocabulary_size = {vocabulary_size}: expected at least {BYTES}, one token for each byte"
+        )
     if max_bytes < 1:
         raise UserError(f"max_bytes = {max_bytes}: expected at least 1")
     folder = user_cache() / "bpe" if cache is None else Path(cache)

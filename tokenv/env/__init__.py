@@ -16,7 +16,9 @@ def register() -> None:
     """Register the ids with gymnasium; a second call has no effect."""
     for name, (entry_point, vector_entry_point) in tokenv.GYMNASIUM_ENTRY_POINTS.items():
         if name not in gymnasium.registry:
-            gymnasium.register(id=name, entry_point=entry_point, vector_entry_point=vector_entry_point)
+            gymnasium.register(
+                id=name, entry_point=entry_point, vector_entry_point=vector_entry_point
+            )
 
 
 register()

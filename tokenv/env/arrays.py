@@ -58,7 +58,9 @@ class ArrayAdapter:
         render_mode: str | None,
     ) -> None:
         if render_mode is not None and render_mode not in RENDER_MODES:
-            raise ValueError(f"render_mode = {render_mode!r}: expected one of {', '.join(RENDER_MODES)}, or None")
+            raise ValueError(
+                f"render_mode = {render_mode!r}: expected one of {', '.join(RENDER_MODES)}, or None"
+            )
         self.env = TokenizationEnv(lm, source, batch_size, window=window)
         self.render_mode = render_mode
         self._actions: list[list[int]] = [[] for _ in range(batch_size)]
@@ -77,17 +79,23 @@ class ArrayAdapter:
         self._actions = [[] for _ in self._actions]
         return self.env.reset()
 
-    def act(self, root: TensorDictBase | None, action: Any, space: spaces.Space[Any]) -> TensorDictBase:
+    def act(
+        self, root: TensorDictBase | None, action: Any, space: spaces.Space[Any]
+    ) -> TensorDictBase:
         """Set a client's action in the TensorDict which is to be stepped."""
         if root is None or ended(root):
-            raise ResetNeeded("the sequence has ended, or none has begun: expected reset() before step()")
+            raise ResetNeeded(
+                "the sequence has ended, or none has begun: expected reset() before step()"
+            )
         array = np.asarray(action)
         # Clients with one environment often pass an array of one action.
         value = array
         if array.size == 1 and self.env.batch_size[0] == 1:
             value = array.reshape(space.shape)
         if not np.issubdtype(array.dtype, np.integer) or not space.contains(value):
-            raise ValueError(f"action = {action!r}: expected 0 or 1 for each sequence, an element of {space}")
+            raise ValueError(
+                f"action = {action!r}: expected 0 or 1 for each sequence, an element of {space}"
+            )
         action = torch.as_tensor(value, dtype=torch.int64, device=self.env.device)
         action_B = action.reshape(self.env.batch_size)
         for row, one_action in enumerate(action_B.tolist()):
@@ -110,7 +118,9 @@ class ArrayAdapter:
     def render(self) -> list[Any]:
         """Render each row in the mode ``render_mode``."""
         if self.render_mode is None:
-            raise ValueError("render_mode is None: expected it of gymnasium.make(..., render_mode=...)")
+            raise ValueError(
+                "render_mode is None: expected it of gymnasium.make(..., render_mode=...)"
+            )
         rendered: list[Any] = []
         for row, action in enumerate(self._actions):
             symbol_N = self.env.symbols_so_far(row).cpu()

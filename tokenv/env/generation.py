@@ -88,7 +88,9 @@ class _Sampler:
         drawn = []
         parameters = parameters_BP.split(self.rows)
         symbols = symbol_B.split(self.rows)
-        for generator, start, y, x in zip(self.generators, self.starts, parameters, symbols, strict=True):
+        for generator, start, y, x in zip(
+            self.generators, self.starts, parameters, symbols, strict=True
+        ):
             if i + 1 >= start:
                 x = self._sample(y, generator=generator, after=x)
             drawn.append(x)
@@ -288,7 +290,9 @@ def _boundary_noise(
     return pad_sequence(noise, batch_first=True, padding_value=1.0)
 
 
-def _stop_rows(symbols: Sequence[Tensor], stop: Tensor, start_B: Tensor, length_B: Tensor) -> Tensor:
+def _stop_rows(
+    symbols: Sequence[Tensor], stop: Tensor, start_B: Tensor, length_B: Tensor
+) -> Tensor:
     """Return the length of each row, which ends here at the latest if its continuation ends with ``stop``: [B]."""
     last_BN = torch.stack(list(symbols[-len(stop) :]), 1)
     ends_B = (last_BN == stop).flatten(1).all(1)
@@ -332,7 +336,11 @@ def _check_arguments(
     if len(set(lengths)) == 1:
         allowed.add(1)
     if generators not in allowed:
-        raise ValueError(f"{generators} generators for prompts of {lengths} symbols: expected one for each")
+        raise ValueError(
+            f"{generators} generators for prompts of {lengths} symbols: expected one for each"
+        )
     if samples > 1 and len(set(lengths)) > 1:
-        raise ValueError(f"samples = {samples} of prompts of {lengths} symbols: expected prompts of one length")
+        raise ValueError(
+            f"samples = {samples} of prompts of {lengths} symbols: expected prompts of one length"
+        )
     return lengths[:generators]

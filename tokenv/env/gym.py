@@ -55,7 +55,9 @@ def untrained_lm(make_codec: Callable[[int], Codec]) -> UNet:
 default_source = CorpusFactory(DataConfig(source="python", seq_len=128))
 
 
-def source_or(source: SourceOrFactory | None, default: CorpusFactory, seq_len: int | None) -> SourceOrFactory:
+def source_or(
+    source: SourceOrFactory | None, default: CorpusFactory, seq_len: int | None
+) -> SourceOrFactory:
     """Return the source; if it is None the default, with sequences of ``seq_len`` symbols unless that is None, too.
 
     Raises:
@@ -66,7 +68,9 @@ def source_or(source: SourceOrFactory | None, default: CorpusFactory, seq_len: i
             return default
         return CorpusFactory(replace(default.config, seq_len=seq_len))
     if seq_len is not None:
-        raise ValueError(f"seq_len = {seq_len} beside a source, which has a length of its own: leave one of them out")
+        raise ValueError(
+            f"seq_len = {seq_len} beside a source, which has a length of its own: leave one of them out"
+        )
     return source
 
 
@@ -225,7 +229,9 @@ class BytesVectorEnv(PicklableEnv, VectorEnv[Any, Array, Array]):
         )
         known = [mode.value for mode in AutoresetMode]
         if not isinstance(autoreset_mode, AutoresetMode) and autoreset_mode not in known:
-            raise ValueError(f"autoreset_mode = {autoreset_mode!r}: expected one of {', '.join(known)}")
+            raise ValueError(
+                f"autoreset_mode = {autoreset_mode!r}: expected one of {', '.join(known)}"
+            )
         self.autoreset_mode = AutoresetMode(autoreset_mode)
         self.metadata = {**type(self).metadata, "autoreset_mode": self.autoreset_mode}
         source = source_or(source, self.default_source, seq_len)
@@ -275,7 +281,9 @@ class BytesVectorEnv(PicklableEnv, VectorEnv[Any, Array, Array]):
     def _reset_some(self, mask: Any) -> tuple[Observation, dict[str, Any]]:
         is_mask = isinstance(mask, np.ndarray) and mask.dtype == np.bool_
         if not is_mask or mask.shape != (self.num_envs,) or not mask.any():
-            raise ValueError(f"reset_mask = {mask!r}: expected a bool array of {self.num_envs} with at least one True")
+            raise ValueError(
+                f"reset_mask = {mask!r}: expected a bool array of {self.num_envs} with at least one True"
+            )
         if self._root is None:
             raise ResetNeeded("no sequence has begun: expected a reset() of all rows first")
         rows_B1 = torch.as_tensor(mask, device=self.env.device).unsqueeze(-1)
@@ -307,7 +315,11 @@ class BytesVectorEnv(PicklableEnv, VectorEnv[Any, Array, Array]):
             ResetNeeded: ``reset`` was never called.
             ValueError: the actions are not B numbers 0 or 1.
         """
-        if self.autoreset_mode == AutoresetMode.NEXT_STEP and self._root is not None and ended(self._root):
+        if (
+            self.autoreset_mode == AutoresetMode.NEXT_STEP
+            and self._root is not None
+            and ended(self._root)
+        ):
             observation, infos = self.reset()
             zeros = np.zeros(self.num_envs)
             return observation, zeros, zeros.astype(bool), zeros.astype(bool), infos

@@ -59,7 +59,9 @@ class SpecContext:
 
     def bounded(self, high: int, dtype: torch.dtype, *shape: int) -> Bounded:
         """Return the spec of numbers from 0 to ``high``, shape [B, *shape]."""
-        return Bounded(0, high, (*self.number.shape, *shape), dtype=dtype, device=self.number.device)
+        return Bounded(
+            0, high, (*self.number.shape, *shape), dtype=dtype, device=self.number.device
+        )
 
     def unbounded(self, dtype: torch.dtype, *shape: int) -> Unbounded:
         """Return the spec of arbitrary numbers, shape [B, *shape]."""
@@ -121,9 +123,12 @@ def _last_actions(action: Tensor, window: int) -> Tensor:
 
 STATIC_KEYS = {
     keys.SYMBOL: StaticKey(
-        lambda at: at.symbol, lambda of: of.unbounded(of.lm.codec.symbol_dtype, *of.lm.codec.symbol_shape)
+        lambda at: at.symbol,
+        lambda of: of.unbounded(of.lm.codec.symbol_dtype, *of.lm.codec.symbol_shape),
     ),
-    keys.ENCODING: StaticKey(_encoding, lambda of: of.unbounded(of.number.dtype, of.lm.config.width)),
+    keys.ENCODING: StaticKey(
+        _encoding, lambda of: of.unbounded(of.number.dtype, of.lm.config.width)
+    ),
     keys.POSITION: StaticKey(lambda at: at.position, lambda of: of.bounded(of.length, torch.int64)),
     keys.DECISION_MASK: StaticKey(
         lambda at: at.decision_mask,
@@ -157,7 +162,9 @@ HISTORY_KEYS = {
 def _optional_keys(names: Container[str] | None = None) -> frozenset[str]:
     """Return those of the names which are optional observation keys; None for all optional keys."""
     every: dict[str, StaticKey | HistoryKey] = {**STATIC_KEYS, **HISTORY_KEYS}
-    return frozenset(name for name, key in every.items() if key.optional and (names is None or name in names))
+    return frozenset(
+        name for name, key in every.items() if key.optional and (names is None or name in names)
+    )
 
 
 @dataclass(frozen=True)
@@ -178,7 +185,9 @@ class Observer:
     def __post_init__(self) -> None:
         known = _optional_keys()
         if not self.optional <= known:
-            raise ValueError(f"optional_keys = {[*self.optional]}: expected some of {', '.join(sorted(known))}")
+            raise ValueError(
+                f"optional_keys = {[*self.optional]}: expected some of {', '.join(sorted(known))}"
+            )
 
     @classmethod
     def of(cls, agent: ObservationReader) -> Observer:
@@ -202,12 +211,20 @@ class Observer:
     @property
     def static_keys(self) -> dict[str, StaticKey]:
         """The keys which do not depend on boundaries."""
-        return {name: key for name, key in STATIC_KEYS.items() if not key.optional or name in self.optional}
+        return {
+            name: key
+            for name, key in STATIC_KEYS.items()
+            if not key.optional or name in self.optional
+        }
 
     @property
     def history_keys(self) -> dict[str, HistoryKey]:
         """The keys which depend on earlier boundaries."""
-        return {name: key for name, key in HISTORY_KEYS.items() if not key.optional or name in self.optional}
+        return {
+            name: key
+            for name, key in HISTORY_KEYS.items()
+            if not key.optional or name in self.optional
+        }
 
     def static_values(self, at: SymbolContext) -> dict[str, Tensor]:
         """Return the observations at symbols which do not depend on boundaries, [.., ..] each."""
@@ -233,11 +250,15 @@ class Observer:
 
     def initial_history(self, batch: int, device: torch.device) -> dict[str, Tensor]:
         """Return the observations of earlier boundaries at the first symbols of B sequences, [B, ..] each."""
-        return {name: key.initial(batch, self.window, device) for name, key in self.history_keys.items()}
+        return {
+            name: key.initial(batch, self.window, device) for name, key in self.history_keys.items()
+        }
 
     def append_action(self, history: dict[str, Tensor], action_B: Tensor) -> dict[str, Tensor]:
         """Return the observations of earlier boundaries at the next symbols, after actions [B]."""
-        return {name: self.history_keys[name].append(value, action_B) for name, value in history.items()}
+        return {
+            name: self.history_keys[name].append(value, action_B) for name, value in history.items()
+        }
 
     def reset_history(self, history: dict[str, Tensor], rows_B: Tensor) -> dict[str, Tensor]:
         """Return the observations of earlier boundaries after the rows which are True, bool [B], have started anew."""
@@ -252,4 +273,6 @@ class Observer:
         sizes = SpecContext(lm, length, self.window, number)
         held: dict[str, StaticKey | HistoryKey] = {**self.static_keys, **self.history_keys}
         likelihoods = {keys.LOG_LIKELIHOOD[1]: number, keys.LOG_LIKELIHOOD_EARLY[1]: number.clone()}
-        return Composite({name: key.spec(sizes) for name, key in held.items()} | likelihoods, shape=number.shape)
+        return Composite(
+            {name: key.spec(sizes) for name, key in held.items()} | likelihoods, shape=number.shape
+        )

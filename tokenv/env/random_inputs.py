@@ -16,7 +16,10 @@ from tokenv.env.observation import Observer
 
 
 def couple_noise(
-    decision_mask_BT: Tensor, sampling: Sampling, noise: Tensor | None, generator: torch.Generator | None
+    decision_mask_BT: Tensor,
+    sampling: Sampling,
+    noise: Tensor | None,
+    generator: torch.Generator | None,
 ) -> Tensor:
     """Draw the noise of a batch unless it is given, and couple it between samples: [.., B, T].
 
@@ -123,12 +126,16 @@ def resolve_target_rate(
         return None
     if rate is None:
         if rates is None:
-            raise ValueError("this agent reads target_rate and has no range of rates: give it one, or rate=")
+            raise ValueError(
+                "this agent reads target_rate and has no range of rates: give it one, or rate="
+            )
         return sample_target_rates(rates, rows, device, generator)
     given = torch.as_tensor(rate, device=device)
     if given.dtype != torch.float64 or not isinstance(rate, Tensor):
         given = given.float()
     is_rate = (given > 0) & (given < 1)
     if given.shape not in ((), (rows,)) or not bool(is_rate.all()):
-        raise ValueError(f"rate = {rate}: expected boundaries per symbol in (0, 1), one number or {rows}")
+        raise ValueError(
+            f"rate = {rate}: expected boundaries per symbol in (0, 1), one number or {rows}"
+        )
     return given.expand(rows)

@@ -61,7 +61,9 @@ def _first_sample(tensordict: TensorDictBase) -> TensorDictBase:
     return tensordict[(0,) * (tensordict.dim() - 2)]
 
 
-def _score_actions(agent: BoundaryAgent, observation: TensorDictBase, tensordict: TensorDictBase) -> TensorDictBase:
+def _score_actions(
+    agent: BoundaryAgent, observation: TensorDictBase, tensordict: TensorDictBase
+) -> TensorDictBase:
     rescored = tensordict.clone(recurse=False)
     if keys.OLD_LOG_PROB not in rescored:
         rescored.set(keys.OLD_LOG_PROB, rescored[keys.ACTION_LOG_PROB].detach())

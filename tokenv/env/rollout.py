@@ -22,7 +22,8 @@ from tokenv.env.random_inputs import couple_noise, rate_or_mean, resolve_target_
 from tokenv.lm.unet import UNet
 
 ONE_SAMPLE = Sampling()
-OBSERVED_LIKELIHOODS = (keys.LOG_LIKELIHOOD[1], keys.LOG_LIKELIHOOD_EARLY[1])  # of the symbol which is observed
+# of the symbol which is observed
+OBSERVED_LIKELIHOODS = (keys.LOG_LIKELIHOOD[1], keys.LOG_LIKELIHOOD_EARLY[1])
 AUXILIARY = (keys.LOG_LIKELIHOOD_AUXILIARY[1], keys.AUXILIARY_COUNT[1])
 
 
@@ -145,7 +146,9 @@ def rollout(
     return _record(observer, observation, sequences, drawn, predicted)
 
 
-def observe(lm: UNet, agent: BoundaryAgent, symbol_BN: Tensor, rate: float | Tensor | None = None) -> TensorDictBase:
+def observe(
+    lm: UNet, agent: BoundaryAgent, symbol_BN: Tensor, rate: float | Tensor | None = None
+) -> TensorDictBase:
     """Return the input of ``agent.draw`` for whole sequences, batch size [B, T], T = N - 1: one encoder pass.
 
     See ``rollout`` for the arguments; ``rate=None`` is the mean of the agent's range, if it has one.
@@ -185,7 +188,9 @@ def _observe(
     return observer.static_observation(lm, *at)
 
 
-def _decide(agent: BoundaryAgent, observation: TensorDictBase, noise: Tensor, sampling: Sampling) -> TensorDict:
+def _decide(
+    agent: BoundaryAgent, observation: TensorDictBase, noise: Tensor, sampling: Sampling
+) -> TensorDict:
     """Return the agent's outputs at T symbols, and the noise; batch size [.., B, T]."""
     decision_mask_BT = observation[keys.DECISION_MASK]
     proposed = None
@@ -200,7 +205,10 @@ def _decide(agent: BoundaryAgent, observation: TensorDictBase, noise: Tensor, sa
     if sampling.teacher is not None:
         with torch.no_grad():
             demonstrated = sampling.teacher.draw(observation, noise)[keys.ACTION]
-        drawn.set(keys.DEMONSTRATION_LOG_PROB, agent.score(observation, demonstrated)[keys.ACTION_LOG_PROB])
+        drawn.set(
+            keys.DEMONSTRATION_LOG_PROB,
+            agent.score(observation, demonstrated)[keys.ACTION_LOG_PROB],
+        )
     if sampling.relax is not None:
         drawn.set(keys.BOUNDARY, sampling.relax(drawn, decision_mask_BT, noise))
     if sampling.reward_only:
@@ -253,7 +261,9 @@ def _predict(
             y_relaxed = lm.decode_samples(x_BLD.detach(), every, boundary)
             each.append(lm.sequence_log_prob(y_relaxed, symbol_BN))
         log_prob_relaxed = torch.stack(each, -1)
-        predicted[keys.LOG_LIKELIHOOD_RELAXED[1]] = log_prob_relaxed.where(valid_BT.unsqueeze(-1), 0.0)
+        predicted[keys.LOG_LIKELIHOOD_RELAXED[1]] = log_prob_relaxed.where(
+            valid_BT.unsqueeze(-1), 0.0
+        )
     auxiliary = None
     if lm.auxiliary_head is not None and not lm.codec.trailing:
         auxiliary = lm.codec.auxiliary_log_prob(lm.auxiliary_head, y, symbol_BN, valid_BT)

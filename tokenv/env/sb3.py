@@ -20,9 +20,12 @@ from gymnasium.wrappers.vector import DictInfoToList
 try:
     from stable_baselines3.common.vec_env import VecEnv
 except ImportError as error:
-    raise ImportError("tokenv.env.sb3 requires stable-baselines3: pip install tokenv[sb3]") from error
+    raise ImportError(
+        "tokenv.env.sb3 requires stable-baselines3: pip install tokenv[sb3]"
+    ) from error
 
-VECTORISED_METHODS = ("action_masks", "render")  # methods of a vector environment which return one value for each row
+# methods of a vector environment which return one value for each row
+VECTORISED_METHODS = ("action_masks", "render")
 
 
 class SB3VecEnv(VecEnv):
@@ -57,12 +60,16 @@ class SB3VecEnv(VecEnv):
             ValueError: the options are not the same for all rows.
         """
         if any(options != self._options[0] for options in self._options):
-            raise ValueError(f"options = {self._options}: expected the same for all rows, which are one environment")
+            raise ValueError(
+                f"options = {self._options}: expected the same for all rows, which are one environment"
+            )
         if None in self._seeds:
             seeds = None
         else:
             seeds = self._seeds
-        observation, self.reset_infos = self.envs.reset(seed=seeds, options=self._options[0] or None)
+        observation, self.reset_infos = self.envs.reset(
+            seed=seeds, options=self._options[0] or None
+        )
         self._reset_seeds()
         self._reset_options()
         return observation
@@ -71,7 +78,9 @@ class SB3VecEnv(VecEnv):
         """Store the actions, [B], for the next ``step_wait``."""
         self._actions = actions
 
-    def step_wait(self) -> tuple[Any, np.ndarray[Any, Any], np.ndarray[Any, Any], list[dict[str, Any]]]:
+    def step_wait(
+        self,
+    ) -> tuple[Any, np.ndarray[Any, Any], np.ndarray[Any, Any], list[dict[str, Any]]]:
         """Step all rows.
 
         Returns:
@@ -112,7 +121,9 @@ class SB3VecEnv(VecEnv):
             ValueError: ``indices`` are not all rows.
         """
         if set(self._get_indices(indices)) != set(range(self.num_envs)):
-            raise ValueError(f"indices = {indices!r}: expected None, for all rows are one environment")
+            raise ValueError(
+                f"indices = {indices!r}: expected None, for all rows are one environment"
+            )
         setattr(self.envs.unwrapped, attr_name, value)
 
     def env_method(

@@ -91,12 +91,18 @@ class TokenizationEnv(EnvBase):
             self._open = source
             source = source(int(np.random.default_rng().integers(2**31)))
         self.source: Source = source
-        self.generator = torch.Generator()  # on the CPU, so that noise does not depend on the device
-        self.rate_generator = torch.Generator()  # of its own, so that a range of rates leaves all other noise alone
+        # on the CPU, so that noise does not depend on the device
+        self.generator = torch.Generator()
+        # of its own, so that a range of rates leaves all other noise alone
+        self.rate_generator = torch.Generator()
         self._rate_B: Tensor | None = None
         length = self.source.seq_len
         self._symbol_BN = torch.zeros(
-            batch_size, length, *lm.codec.symbol_shape, dtype=lm.codec.symbol_dtype, device=self.device
+            batch_size,
+            length,
+            *lm.codec.symbol_shape,
+            dtype=lm.codec.symbol_dtype,
+            device=self.device,
         )
         self._history = self.observer.initial_history(batch_size, self.device)
         self.origin: list[str] = [""] * batch_size
@@ -128,7 +134,9 @@ class TokenizationEnv(EnvBase):
 
     def _make_specs(self, batch: int) -> None:
         # Codecs give likelihoods in float32 or finer, whatever the model computes in.
-        fine = torch.promote_types(self.lm.compute_dtype or self.lm.head.weight.dtype, torch.float32)
+        fine = torch.promote_types(
+            self.lm.compute_dtype or self.lm.head.weight.dtype, torch.float32
+        )
         number = Unbounded((batch,), dtype=fine, device=self.device)
         self.observation_spec = self.observer.specs(self.lm, self.source.seq_len, number)
         self.action_spec = Categorical(2, shape=(batch,), dtype=torch.int64, device=self.device)
@@ -221,7 +229,9 @@ class TokenizationEnv(EnvBase):
         self._history = self.observer.reset_history(self._history, rows_B)
         self._decoder.reset(rows_B)
         if self.rates is not None:
-            rate_B = sample_target_rates(self.rates, self.batch_size[0], self.device, self.rate_generator)
+            rate_B = sample_target_rates(
+                self.rates, self.batch_size[0], self.device, self.rate_generator
+            )
             if self._rate_B is not None:
                 rate_B = rate_B.where(rows_B, self._rate_B)
             self._rate_B = rate_B
@@ -263,7 +273,9 @@ class TokenizationEnv(EnvBase):
             return
         source = self._open(seed)
         if source.seq_len != self._symbol_BN.shape[1]:
-            raise ValueError(f"a source of {source.seq_len} symbols, expected {self._symbol_BN.shape[1]} as before")
+            raise ValueError(
+                f"a source of {source.seq_len} symbols, expected {self._symbol_BN.shape[1]} as before"
+            )
         self.source = source
 
     def symbols_so_far(self, row: int) -> Tensor:

@@ -14,7 +14,16 @@ from tokenv.core.sequences import SequenceBatch
 from tokenv.evaluation.evaluator import EvalOptions, evaluate_sequences
 from tokenv.evaluation.loaded_run import LoadedRun, load_run
 
-CLASSES = ("space", "line break", "letter", "digit", "punctuation", "control", "UTF-8 lead", "UTF-8 continuation")
+CLASSES = (
+    "space",
+    "line break",
+    "letter",
+    "digit",
+    "punctuation",
+    "control",
+    "UTF-8 lead",
+    "UTF-8 continuation",
+)
 CONTEXT = 3  # bytes of a context; the last one may end a token
 MIN_COUNT = 20  # occurrences below which a context is left out
 MAX_CHECKPOINTS = 8  # checkpoints to compare over training, including the first and the last
@@ -35,7 +44,9 @@ class BoundaryStats:
     contexts: list[tuple[bytes, float, int]]
 
 
-def compute_boundary_stats(symbol_BT: Tensor, action_BT: Tensor, prob_BT: Tensor, most: int = 20) -> BoundaryStats:
+def compute_boundary_stats(
+    symbol_BT: Tensor, action_BT: Tensor, prob_BT: Tensor, most: int = 20
+) -> BoundaryStats:
     """Compute statistics of boundaries.
 
     Args:
@@ -110,10 +121,14 @@ def boundary_stats_of_run(trained: LoadedRun, batch: SequenceBatch) -> BoundaryS
     """Compute the statistics of a model's boundaries in held-out sequences of text."""
     options = EvalOptions(trained.config.validation.batch_size)
     scores = evaluate_sequences(trained.components, batch, options)
-    return compute_boundary_stats(batch.symbol_BN[:, :-1], scores.action_BT, scores.boundary_prob_BT)
+    return compute_boundary_stats(
+        batch.symbol_BN[:, :-1], scores.action_BT, scores.boundary_prob_BT
+    )
 
 
-def boundary_stats_over_training(trained: LoadedRun, batch: SequenceBatch) -> dict[int, BoundaryStats]:
+def boundary_stats_over_training(
+    trained: LoadedRun, batch: SequenceBatch
+) -> dict[int, BoundaryStats]:
     """Compute the statistics at the intact checkpoints of a run, or at ``MAX_CHECKPOINTS`` of them.
 
     Args:

@@ -29,16 +29,27 @@ from tokenv.evaluation.evaluator import (
     num_boundary_sites,
     shift_noise,
 )
-from tokenv.evaluation.loaded_run import LoadedRun, Segmentation, iterate_batches, resolve_rate, segment, split_text
+from tokenv.evaluation.loaded_run import (
+    LoadedRun,
+    Segmentation,
+    iterate_batches,
+    resolve_rate,
+    segment,
+    split_text,
+)
 from tokenv.lm.flops import reading_flops
 from tokenv.plotting.console import warn
 
-LOWEST, HIGHEST = -12.0, 12.0  # initial interval of logit biases; its upper end is doubled up to MAX_BIAS
-MAX_BIAS = 48.0  # float32 resolves noise shifted this far up; near 1 it does not, so the lower end is fixed
+# initial interval of logit biases; its upper end is doubled up to MAX_BIAS
+LOWEST, HIGHEST = -12.0, 12.0
+# float32 resolves noise shifted this far up; near 1 it does not, so the lower end is fixed
+MAX_BIAS = 48.0
 SAMPLES = 4  # noise samples per text: the calibrated rate has a fourth of one sample's variance
 
 
-def split_for_calibration(corpus: HeldOutData, sequences: int) -> tuple[SequenceBatch, SequenceBatch]:
+def split_for_calibration(
+    corpus: HeldOutData, sequences: int
+) -> tuple[SequenceBatch, SequenceBatch]:
     """Return validation sequences to evaluate, and others to calibrate on.
 
     If the corpus has at most ``sequences`` validation sequences, half of them are for calibration.
@@ -80,17 +91,27 @@ def calibrate(
     """
     device = components.lm.head.weight.device
     target_rate = None if components.agent.rates is None or isinstance(rate, RateRange) else rate
-    with eval_mode(components, EvalOptions(seed=options.seed, rate=target_rate)) as draw, torch.no_grad():
+    with (
+        eval_mode(components, EvalOptions(seed=options.seed, rate=target_rate)) as draw,
+        torch.no_grad(),
+    ):
         size = options.sequences_per_pass(batch.symbol_BN.shape[1])
         observed = [draw.observe(symbol_BN) for symbol_BN in batch.symbol_BN.split(size)]
         generator = torch.Generator(device).manual_seed(options.seed)
-        noises = [torch.rand(SAMPLES, *td.shape, device=device, generator=generator) for td in observed]
+        noises = [
+            torch.rand(SAMPLES, *td.shape, device=device, generator=generator) for td in observed
+        ]
         if options.entropy_weight:
             entropies = [components.lm.early_entropy(td[keys.ENCODING]) for td in observed]
-            noises = [shift_noise(u, options.entropy_weight * h) for u, h in zip(noises, entropies, strict=True)]
+            noises = [
+                shift_noise(u, options.entropy_weight * h)
+                for u, h in zip(noises, entropies, strict=True)
+            ]
         mean = rate
         if isinstance(mean, RateRange):  # the mean of the sampled rates
-            mean = sum(td[keys.TARGET_RATE].sum().item() for td in observed) / sum(td.numel() for td in observed)
+            mean = sum(td[keys.TARGET_RATE].sum().item() for td in observed) / sum(
+                td.numel() for td in observed
+            )
 
         def excess(bias: float) -> float:
             boundaries = sites = 0
@@ -144,31 +165,49 @@ def segment_at_rate(
         raise UserError(f"rate = {rate}: expected boundaries per byte in (0, 1], such as 0.2")
     options = replace(options, rate=None)
     segmentation = _segment_shifted(
-        trained, text, options, lambda action_N: action_N.double().mean().item() - rate, f"rate = {rate}"
+        trained,
+        text,
+        options,
+        lambda action_N: action_N.double().mean().item() - rate,
+        f"rate = {rate}",
     )
     boundaries = sum(segmentation.boundary_N)
     if abs(boundaries - rate * len(text)) > 1:
-        warn(f"rate = {rate:g}: no logit bias draws it in this text; the nearest is {boundaries / len(text):.3g}")
+        warn(
+            f"rate = {rate:g}: no logit bias draws it in this text; the nearest is {boundaries / len(text):.3g}"
+        )
     return segmentation
 
 
-def _segment_into(trained: LoadedRun, text: bytes, options: EvalOptions, tokens: int) -> Segmentation:
+def _segment_into(
+    trained: LoadedRun, text: bytes, options: EvalOptions, tokens: int
+) -> Segmentation:
     if not 1 <= tokens <= len(text):
         raise UserError(f"tokens = {tokens}: expected 1 to {len(text)}, the bytes of the text")
     conditioned = trained.components.agent.rates is not None
     rate = min(tokens / len(text), 1 - 1 / (len(text) + 1)) if conditioned else None
     options = replace(options, rate=resolve_rate(trained.components, trained.config, rate))
     segmentation = _segment_shifted(  # the last byte always ends a token
-        trained, text, options, lambda action_N: action_N[:-1].sum().item() + 1.0 - tokens, f"tokens = {tokens}"
+        trained,
+        text,
+        options,
+        lambda action_N: action_N[:-1].sum().item() + 1.0 - tokens,
+        f"tokens = {tokens}",
     )
     drawn = sum(segmentation.boundary_N[:-1]) + 1
     if drawn != tokens:
-        warn(f"tokens = {tokens}: no logit bias cuts this text into just so many; these are {drawn}")
+        warn(
+            f"tokens = {tokens}: no logit bias cuts this text into just so many; these are {drawn}"
+        )
     return segmentation
 
 
 def _segment_shifted(
-    trained: LoadedRun, text: bytes, options: EvalOptions, excess: Callable[[Tensor], float], requested: str
+    trained: LoadedRun,
+    text: bytes,
+    options: EvalOptions,
+    excess: Callable[[Tensor], float],
+    requested: str,
 ) -> Segmentation:
     bias = _find_text_bias(trained, text, options, excess)
     if bias is None:
@@ -187,12 +226,17 @@ def _find_text_bias(
     size = options.sequences_per_pass(trained.config.data.seq_len)
     with eval_mode(trained.components, options) as draw, torch.no_grad():
         batches = iterate_batches(draw, [split_text(trained, text)], size)  # in the text's order
-        observed = [draw.observe(symbol_BN, noise_BT=noise_BT) for _, symbol_BN, noise_BT in batches]
+        observed = [
+            draw.observe(symbol_BN, noise_BT=noise_BT) for _, symbol_BN, noise_BT in batches
+        ]
         if not any(td[keys.DECISION_MASK].any() for td in observed):
             return 0.0
 
         def excess_at(bias: float) -> float:
-            drawn = [agent.draw(td, shift_noise(td[keys.NOISE], bias))[keys.ACTION].flatten() for td in observed]
+            drawn = [
+                agent.draw(td, shift_noise(td[keys.NOISE], bias))[keys.ACTION].flatten()
+                for td in observed
+            ]
             return excess(torch.cat(drawn))
 
         highest, least, most = _bracket(excess_at)
@@ -311,7 +355,13 @@ def evaluate_rates(
 
 
 def _measure_point(
-    components: Components, held_out: SequenceBatch, way: str, rate: float | None, options: EvalOptions, *, run: str
+    components: Components,
+    held_out: SequenceBatch,
+    way: str,
+    rate: float | None,
+    options: EvalOptions,
+    *,
+    run: str,
 ) -> tuple[RatePoint, Tensor]:
     scores = evaluate_sequences(components, held_out, options)
     point = RatePoint(
@@ -320,7 +370,9 @@ def _measure_point(
         boundary_rate=scores.boundary_rate,
         loss=scores.loss,
         standard_error=clustered_standard_error(scores.loss_B, held_out.document_B),
-        flops=reading_flops(components.lm, scores.boundary_rate, components.agent, held_out.symbol_BN.shape[1]),
+        flops=reading_flops(
+            components.lm, scores.boundary_rate, components.agent, held_out.symbol_BN.shape[1]
+        ),
         logit_bias=options.logit_bias,
         run=run,
         entropy_weight=options.entropy_weight,
@@ -329,6 +381,7 @@ def _measure_point(
 
 
 def _find_root(excess: Callable[[float], float], highest: float, tolerance: float) -> float:
-    from scipy import optimize  # its import takes longer than most commands which load this module need
+    # its import takes longer than most commands which load this module need
+    from scipy import optimize
 
     return float(optimize.brentq(excess, LOWEST, highest, xtol=tolerance))

@@ -161,7 +161,9 @@ class EvalSampler:
         sampling = Sampling(early_exit=components.early_exit)
         if self._options.imitation and components.imitation is not None:
             sampling = replace(sampling, teacher=components.imitation.sampling.teacher)
-        return rollout(lm, components.agent, symbol_BN, sampling, noise=noise, length_B=length_B, rate=rate_B)
+        return rollout(
+            lm, components.agent, symbol_BN, sampling, noise=noise, length_B=length_B, rate=rate_B
+        )
 
     @torch.no_grad()
     def observe(self, symbol_BN: Tensor, *, noise_BT: Tensor | None = None) -> TensorDictBase:
@@ -181,7 +183,9 @@ class EvalSampler:
     def text_noise(self, lengths: Sequence[int]) -> list[Tensor]:
         """Draw the noise of one text's sequences of N symbols, the same for any other texts: [N - 1] each."""
         generator = torch.Generator(self._device).manual_seed(self._options.seed)
-        return [torch.rand(length - 1, device=self._device, generator=generator) for length in lengths]
+        return [
+            torch.rand(length - 1, device=self._device, generator=generator) for length in lengths
+        ]
 
     def _target_rates(self, symbol_BN: Tensor) -> Tensor | None:
         """Return the target rate of each sequence; a sampled one does not depend on the batch size."""
@@ -196,7 +200,11 @@ class EvalSampler:
             noise_BT = torch.full(shape, 0.5, device=self._device)
         elif noise_BT is None:
             noise_BT = torch.rand(*shape, device=self._device, generator=self._generator)
-        return shift_noise(noise_BT, options.logit_bias) if options.threshold or options.logit_bias else noise_BT
+        return (
+            shift_noise(noise_BT, options.logit_bias)
+            if options.threshold or options.logit_bias
+            else noise_BT
+        )
 
 
 @contextmanager
@@ -219,7 +227,11 @@ def eval_mode(components: Components, options: EvalOptions = DEFAULTS) -> Iterat
 
 
 def held_out_rollouts(
-    components: Components, batch: SequenceBatch, options: EvalOptions = DEFAULTS, *, shard: tuple[int, int] = (0, 1)
+    components: Components,
+    batch: SequenceBatch,
+    options: EvalOptions = DEFAULTS,
+    *,
+    shard: tuple[int, int] = (0, 1),
 ) -> Iterator[TensorDictBase]:
     """Roll out held-out sequences batch by batch.
 
@@ -236,7 +248,9 @@ def held_out_rollouts(
     size = options.sequences_per_pass(batch.symbol_BN.shape[1])
     with eval_mode(components, options) as draw:
         starts = range(0, len(batch), size)
-        bar = tqdm(starts, desc="validation", unit="batch", leave=False, disable=not options.progress)
+        bar = tqdm(
+            starts, desc="validation", unit="batch", leave=False, disable=not options.progress
+        )
         for number, start in enumerate(bar):
             symbol_BN = batch.symbol_BN[start : start + size]
             if number % world == rank:
@@ -277,13 +291,18 @@ def evaluate_sequences(
         }
         for td in held_out_rollouts(components, batch, options, shard=rank)
     ]
-    in_order = itertools.chain.from_iterable(itertools.zip_longest(*group.all_gather_object(own)[::shard]))
+    in_order = itertools.chain.from_iterable(
+        itertools.zip_longest(*group.all_gather_object(own)[::shard])
+    )
     batches = [columns for columns in in_order if columns is not None]
     columns = {name: torch.cat([each[name] for each in batches]) for name in batches[0]}
     loss_B, loss_early_B = sequence_losses(
         columns.pop("loss"), columns.pop("loss_early", None), columns.pop("count", None)
     )
-    known = {name: columns.pop(name) for name in ("entropy_B", "action_BT", "decision_mask_BT", "boundary_prob_BT")}
+    known = {
+        name: columns.pop(name)
+        for name in ("entropy_B", "action_BT", "decision_mask_BT", "boundary_prob_BT")
+    }
     return SequenceScores(loss_B, loss_early_B, **known, extra=columns)
 
 
@@ -302,7 +321,9 @@ def evaluate(
     def measure(td: TensorDictBase) -> dict[str, Tensor]:
         return _imitation_bits(td) | _in_context_scores(td, codec)
 
-    scores = evaluate_sequences(components, batch, options, measure=measure, group=group, shard=shard)
+    scores = evaluate_sequences(
+        components, batch, options, measure=measure, group=group, shard=shard
+    )
     matches: dict[str, float] = {}
     if batch.gold_BN is not None:
         gold_BT = batch.gold_BN[:, :-1] & scores.decision_mask_BT
@@ -350,7 +371,11 @@ def _in_context_scores(td: TensorDictBase, codec: Codec) -> dict[str, Tensor]:
 def _imitation_bits(td: TensorDictBase) -> dict[str, Tensor]:
     """Return the bits per symbol, [B], which a teacher's boundaries cost if the policy predicts them."""
     log_prob_BT = td.get(keys.DEMONSTRATION_LOG_PROB)
-    return {} if log_prob_BT is None else {"imitation_bits_B": _mean_per_symbol(-log_prob_BT) / math.log(2)}
+    return (
+        {}
+        if log_prob_BT is None
+        else {"imitation_bits_B": _mean_per_symbol(-log_prob_BT) / math.log(2)}
+    )
 
 
 def _loss_sums(td: TensorDictBase, codec: Codec) -> dict[str, Tensor]:
@@ -361,12 +386,18 @@ def _loss_sums(td: TensorDictBase, codec: Codec) -> dict[str, Tensor]:
         likelihoods per symbol, if that is not always one.
     """
     likelihoods = {"loss": keys.LOG_LIKELIHOOD, "loss_early": keys.LOG_LIKELIHOOD_EARLY}
-    sums = {name: _mean_per_symbol(-td[key]) / codec.nats_per_unit for name, key in likelihoods.items() if key in td}
+    sums = {
+        name: _mean_per_symbol(-td[key]) / codec.nats_per_unit
+        for name, key in likelihoods.items()
+        if key in td
+    }
     count_BT = codec.loss_mask(td["next", keys.SYMBOL])
     return sums if count_BT is None else sums | {"count": _mean_per_symbol(count_BT)}
 
 
-def sequence_losses(loss_B: Tensor, early_B: Tensor | None, count_B: Tensor | None) -> tuple[Tensor, Tensor | None]:
+def sequence_losses(
+    loss_B: Tensor, early_B: Tensor | None, count_B: Tensor | None
+) -> tuple[Tensor, Tensor | None]:
     """Return the contributions of sequences to the loss and to the early exit's: see ``SequenceScores``.
 
     Args:
@@ -376,7 +407,9 @@ def sequence_losses(loss_B: Tensor, early_B: Tensor | None, count_B: Tensor | No
     """
     if count_B is None:
         return loss_B, early_B
-    return _ratio_contributions(loss_B, count_B), None if early_B is None else _ratio_contributions(early_B, count_B)
+    return _ratio_contributions(loss_B, count_B), None if early_B is None else _ratio_contributions(
+        early_B, count_B
+    )
 
 
 def _mean_per_symbol(x_BT: Tensor) -> Tensor:

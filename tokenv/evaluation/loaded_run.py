@@ -170,7 +170,9 @@ def segment(trained: LoadedRun, text: bytes, options: EvalOptions = DEFAULTS) ->
     return segment_texts(trained, [text], options)[0]
 
 
-def segment_texts(trained: LoadedRun, texts: Sequence[bytes], options: EvalOptions = DEFAULTS) -> list[Segmentation]:
+def segment_texts(
+    trained: LoadedRun, texts: Sequence[bytes], options: EvalOptions = DEFAULTS
+) -> list[Segmentation]:
     """Draw token boundaries in texts, each in pieces of the length of the model's training sequences.
 
     The result for a text does not depend on the other texts, up to rounding.
@@ -186,13 +188,21 @@ def segment_texts(trained: LoadedRun, texts: Sequence[bytes], options: EvalOptio
     pieces = [split_text(trained, text) for text in texts]
     bias = options.logit_bias
     length = trained.config.data.seq_len
-    result = [Segmentation(text, [0.0] * len(text), [False] * len(text), [0.0] * len(text), bias) for text in texts]
+    result = [
+        Segmentation(text, [0.0] * len(text), [False] * len(text), [0.0] * len(text), bias)
+        for text in texts
+    ]
     with eval_mode(trained.components, _with_rate(trained, options)) as draw:
-        for places, symbol_BN, noise_BT in iterate_batches(draw, pieces, options.sequences_per_pass(length)):
+        for places, symbol_BN, noise_BT in iterate_batches(
+            draw, pieces, options.sequences_per_pass(length)
+        ):
             td = draw(symbol_BN, noise_BT=noise_BT)
             prob_BT = td[keys.BOUNDARY_PROB].float().clamp(0, 1)
             prob_BT = shift_noise(prob_BT, -bias) if bias else prob_BT
-            rows = (x.tolist() for x in (prob_BT, td[keys.ACTION].bool(), td[keys.LOG_LIKELIHOOD].double()))
+            rows = (
+                x.tolist()
+                for x in (prob_BT, td[keys.ACTION].bool(), td[keys.LOG_LIKELIHOOD].double())
+            )
             for (i, j), prob_T, action_T, nats_T in zip(places, *rows, strict=True):
                 piece = slice(j * length, j * length + len(prob_T))
                 result[i].probability_N[piece], result[i].boundary_N[piece] = prob_T, action_T
@@ -240,7 +250,10 @@ def split_text(trained: LoadedRun, text: bytes) -> list[Tensor]:
     """
     if not text:
         raise UserError("the text is empty: expected at least one byte in text=... or file=...")
-    return [F.pad(piece_T, (0, 1)) for piece_T in torch.tensor(list(text)).split(trained.config.data.seq_len)]
+    return [
+        F.pad(piece_T, (0, 1))
+        for piece_T in torch.tensor(list(text)).split(trained.config.data.seq_len)
+    ]
 
 
 def generate_texts(
@@ -281,7 +294,8 @@ def generate_texts(
     device = trained.components.lm.head.weight.device
     rate = resolve_rate(components, trained.config, options.rate)
     rows = [(i, options.seed + j) for i in range(len(prompts)) for j in range(samples)]
-    rows.sort(key=lambda row: len(prompts[row[0]]))  # a batch takes as many steps as its longest text
+    # a batch takes as many steps as its longest text
+    rows.sort(key=lambda row: len(prompts[row[0]]))
     written: list[list[Segmentation]] = [[] for _ in prompts]
     for start in range(0, len(rows), ROWS_PER_PASS):
         some = rows[start : start + ROWS_PER_PASS]
@@ -297,7 +311,9 @@ def generate_texts(
             generator=[torch.Generator(device).manual_seed(seed) for _, seed in some],
             rate=rate,
         )
-        lists = (x.tolist() for x in (result.symbol_BN, result.boundary_prob_BN, result.action_BN.bool()))
+        lists = (
+            x.tolist() for x in (result.symbol_BN, result.boundary_prob_BN, result.action_BN.bool())
+        )
         for (i, _), length, *row in zip(some, result.length_B.tolist(), *lists, strict=True):
             text_N, prob_N, action_N = (each[:length] for each in row)
             written[i].append(Segmentation(bytes(text_N), prob_N, action_N, []))
@@ -305,7 +321,11 @@ def generate_texts(
 
 
 def score_texts(
-    trained: LoadedRun, texts: Sequence[bytes], options: EvalOptions = DEFAULTS, *, greedy: bool = False
+    trained: LoadedRun,
+    texts: Sequence[bytes],
+    options: EvalOptions = DEFAULTS,
+    *,
+    greedy: bool = False,
 ) -> list[tuple[list[float], list[bool]]]:
     """Compute the log-likelihood of each byte of texts given the preceding ones.
 
@@ -328,19 +348,32 @@ def score_texts(
     windows = []
     for text in texts:
         length = min(trained.config.data.seq_len, len(text))
-        starts = [*range(0, len(text) - length, max(1, length // 2)), len(text) - length] if length > 1 else []
+        starts = (
+            [*range(0, len(text) - length, max(1, length // 2)), len(text) - length]
+            if length > 1
+            else []
+        )
         starts_of.append(starts)
         windows.append([torch.tensor(list(text[start : start + length])) for start in starts])
     scores = [([math.nan] * len(text), [False] * len(text)) for text in texts]
     with eval_mode(trained.components, _with_rate(trained, options)) as draw:
-        for places, symbol_BN, noise_BT in iterate_batches(draw, windows, options.batch_size or WINDOWS_PER_PASS):
+        for places, symbol_BN, noise_BT in iterate_batches(
+            draw, windows, options.batch_size or WINDOWS_PER_PASS
+        ):
             td = draw(symbol_BN, noise_BT=noise_BT)
-            greedy_BT = _most_probable(trained.components, td) if greedy else torch.zeros(td.shape, dtype=torch.bool)
+            greedy_BT = (
+                _most_probable(trained.components, td)
+                if greedy
+                else torch.zeros(td.shape, dtype=torch.bool)
+            )
             nats_BT = td[keys.LOG_LIKELIHOOD].double()
-            for (i, j), nats_T, greedy_T in zip(places, nats_BT.tolist(), greedy_BT.tolist(), strict=True):
+            for (i, j), nats_T, greedy_T in zip(
+                places, nats_BT.tolist(), greedy_BT.tolist(), strict=True
+            ):
                 starts = starts_of[i]
                 length = symbol_BN.shape[1]
-                known = starts[j - 1] + length - 1 if j else 0  # last byte which an earlier window predicts
+                # last byte which an earlier window predicts
+                known = starts[j - 1] + length - 1 if j else 0
                 place = slice(known + 1, starts[j] + length)
                 fresh = slice(known - starts[j], None)
                 scores[i][0][place], scores[i][1][place] = nats_T[fresh], greedy_T[fresh]

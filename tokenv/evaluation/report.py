@@ -40,16 +40,25 @@ def _loss_panel(unit: str) -> _Panel:
 _PANELS = (
     _Panel(
         "boundaries per symbol",
-        (("train/boundary_rate", "training", BLUE), ("validation/boundary_rate", "validation", ORANGE)),
+        (
+            ("train/boundary_rate", "training", BLUE),
+            ("validation/boundary_rate", "validation", ORANGE),
+        ),
         has_target=True,
     ),
     _Panel(
         "nats per decision",
-        (("train/neg_log_prob", "−log π of the decisions drawn", BLUE), ("train/entropy", "entropy of π", ORANGE)),
+        (
+            ("train/neg_log_prob", "−log π of the decisions drawn", BLUE),
+            ("train/entropy", "entropy of π", ORANGE),
+        ),
     ),
     _Panel(
         "gradient norm",
-        (("train/grad_norm_lm", "language model", BLUE), ("train/grad_norm_policy", "policy", ORANGE)),
+        (
+            ("train/grad_norm_lm", "language model", BLUE),
+            ("train/grad_norm_policy", "policy", ORANGE),
+        ),
         log=True,
     ),
 )
@@ -90,29 +99,39 @@ def draw_curves(
             raise ValueError(f"metric {name}: {len(x)} positions but {len(y)} values")
 
     def draw(figure: Figure) -> None:
-        for axes, panel in zip(figure.subplots(2, 2).flat, (_loss_panel(unit), *_PANELS), strict=True):
+        for axes, panel in zip(
+            figure.subplots(2, 2).flat, (_loss_panel(unit), *_PANELS), strict=True
+        ):
             _draw_panel(axes, panel, metrics, target_rate)
 
     return figures.draw_picture(path, 4.8, title, draw)
 
 
-def _draw_panel(axes: Axes, panel: _Panel, metrics: Mapping[str, figures.Curve], target_rate: Rate | None) -> None:
+def _draw_panel(
+    axes: Axes, panel: _Panel, metrics: Mapping[str, figures.Curve], target_rate: Rate | None
+) -> None:
     recorded = [line for line in panel.lines if line[0] in metrics]
     drawn = False
     for key, label, colour in recorded:
         sparse = key.startswith("validation/")
-        drawn |= figures.draw_curve(axes, metrics[key], label=label, colour=colour, log=panel.log, sparse=sparse)
+        drawn |= figures.draw_curve(
+            axes, metrics[key], label=label, colour=colour, log=panel.log, sparse=sparse
+        )
     axes.set_ylabel(panel.ylabel)
     axes.set_xlabel("training symbols")
     if not drawn:
         message = "nothing finite to draw" if recorded else "not recorded"
-        axes.text(0.5, 0.5, message, transform=axes.transAxes, ha="center", va="center", color="0.4")
+        axes.text(
+            0.5, 0.5, message, transform=axes.transAxes, ha="center", va="center", color="0.4"
+        )
         axes.set(xticks=[], yticks=[])
         return
     if panel.has_target and target_rate is not None:
         name = "mean of targets" if isinstance(target_rate, RateRange) else "target"
         rate = mean_rate(target_rate)
-        axes.axhline(rate, color="0.25", linestyle="--", linewidth=1, label=f"{name} {target_rate:g}")
+        axes.axhline(
+            rate, color="0.25", linestyle="--", linewidth=1, label=f"{name} {target_rate:g}"
+        )
     if panel.log:
         axes.set_yscale("log")
         axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
@@ -135,7 +154,9 @@ def rates_table(points: Sequence[RatePoint], *, unit: str, title: str) -> Table:
     """
     names = ["target", "drawn", f"{in_words(unit)} ±", "FLOPs/symbol", "bias"]
     weighted = any(point.difference is not None for point in points)
-    right = [Column(name, justify="right") for name in [*names, *(["difference ±"] if weighted else [])]]
+    right = [
+        Column(name, justify="right") for name in [*names, *(["difference ±"] if weighted else [])]
+    ]
     table = Table("run", "way", *right, title=Text(escape(title)), title_justify="left")
     for point in points:
         differences = [""] * weighted
@@ -155,15 +176,23 @@ def rates_table(points: Sequence[RatePoint], *, unit: str, title: str) -> Table:
 
 
 def _describe_way(point: RatePoint) -> str:
-    return f"{point.way}, {point.entropy_weight:g} a nat" if point.way == ENTROPY_WEIGHTED else point.way
+    return (
+        f"{point.way}, {point.entropy_weight:g} a nat"
+        if point.way == ENTROPY_WEIGHTED
+        else point.way
+    )
 
 
 def write_rates(points: Sequence[RatePoint], path: Path) -> Path:
     """Write points as a CSV file in an existing folder."""
-    return write_csv(path, list(asdict(points[0])), [list(asdict(point).values()) for point in points])
+    return write_csv(
+        path, list(asdict(points[0])), [list(asdict(point).values()) for point in points]
+    )
 
 
-def draw_rates(points: Sequence[RatePoint], path: Path, *, unit: str, title: str, trained: Rate | None = None) -> Path:
+def draw_rates(
+    points: Sequence[RatePoint], path: Path, *, unit: str, title: str, trained: Rate | None = None
+) -> Path:
     """Draw the loss against FLOPs per symbol, and drawn rates against target rates.
 
     Args:
@@ -187,14 +216,22 @@ def draw_rates(points: Sequence[RatePoint], path: Path, *, unit: str, title: str
         entries = {}
         for (run, way, weight), unsorted in lines.items():
             line = sorted(unsorted, key=lambda point: point.boundary_rate)
-            name = f"{figures.short(run)} {_describe_way(line[0])}" if several_runs else _describe_way(line[0])
+            name = (
+                f"{figures.short(run)} {_describe_way(line[0])}"
+                if several_runs
+                else _describe_way(line[0])
+            )
             colour = LINES[colours.index((run, weight)) % len(LINES)]
             losses = [point.loss for point in line]
             errors = [point.standard_error for point in line]
             flops = [point.flops for point in line]
             look: dict[str, Any] = {"color": colour, "markersize": 4, "linewidth": 1.2}
-            entries[name] = left.errorbar(flops, losses, errors, fmt=STYLES[way], elinewidth=0.6, **look)
-            right.plot([p.target_rate for p in line], [p.boundary_rate for p in line], STYLES[way], **look)
+            entries[name] = left.errorbar(
+                flops, losses, errors, fmt=STYLES[way], elinewidth=0.6, **look
+            )
+            right.plot(
+                [p.target_rate for p in line], [p.boundary_rate for p in line], STYLES[way], **look
+            )
             if not several_runs and way == points[0].way:
                 _label_rates(left, line)
         left.set(xlabel="FLOPs per symbol, forward", ylabel=in_words(unit))
@@ -202,7 +239,9 @@ def draw_rates(points: Sequence[RatePoint], path: Path, *, unit: str, title: str
         right.set(xlabel="target: boundaries per symbol", ylabel="drawn")
         targets = [point.target_rate for point in points]
         ends = (min(targets), max(targets))
-        (entries["target = drawn"],) = right.plot(ends, ends, color="0.5", linestyle="--", linewidth=1)
+        (entries["target = drawn"],) = right.plot(
+            ends, ends, color="0.5", linestyle="--", linewidth=1
+        )
         if isinstance(trained, RateRange):
             entries["trained for"] = right.axvspan(trained.min, trained.max, color="0.94", zorder=0)
         elif trained is not None:
@@ -217,5 +256,9 @@ def _label_rates(axes: Axes, line: Sequence[RatePoint]) -> None:
     for point in line:
         place = (point.flops, point.loss)
         axes.annotate(
-            f"{point.boundary_rate:.2f}", place, xytext=(4, 5), textcoords="offset points", fontsize="x-small"
+            f"{point.boundary_rate:.2f}",
+            place,
+            xytext=(4, 5),
+            textcoords="offset points",
+            fontsize="x-small",
         )

@@ -24,7 +24,9 @@ def check_input(key: str, path: str | None, accepted: str | None = None) -> None
     if path is None or path == accepted or Path(path).is_file():
         return
     if Path(path).is_dir():
-        raise UserError(f"{key} = {path!r} is a folder: expected one file, such as one of those in it")
+        raise UserError(
+            f"{key} = {path!r} is a folder: expected one file, such as one of those in it"
+        )
     raise MissingFileError(f"{key} = {path!r}: there is no such file")
 
 
@@ -48,7 +50,9 @@ class RunCommand(Command):
         for run in (self.run, *others):
             run_folders.find(run, self.checkpoint)  # before anything is stored
         if len({self.run, *others}) <= len(others):
-            raise UserError(f"other_runs = {others!r}: expected other runs than run = {self.run!r}, each once")
+            raise UserError(
+                f"other_runs = {others!r}: expected other runs than run = {self.run!r}, each once"
+            )
 
     def load(self, run: str = "", *, kind: str | None = "text") -> LoadedRun:
         """Load the run, or another one, and prepare this process for its hardware.

@@ -127,7 +127,9 @@ class RunState:
             return ""
         return f"the run draws {last.boundary_rate:.3g} boundaries a step and misses its target, rate = {config.rate:g}"
 
-    def record(self, prefix: str, values: Mapping[str, float | None], log: Log, at: int | None = None) -> None:
+    def record(
+        self, prefix: str, values: Mapping[str, float | None], log: Log, at: int | None = None
+    ) -> None:
         """Add metrics which are not None to the history, at ``at`` (or the present number of) symbols, and log them."""
         at = self.symbols if at is None else at
         for name, value in values.items():
@@ -151,7 +153,10 @@ class RunState:
     def as_dict(self) -> dict[str, Any]:
         """Return the contents of ``state.json``; the loss is named after its unit."""
         validation = None if self.validation is None else self.validation.metrics()
-        return {f.name: getattr(self, f.name) for f in fields(self)} | {"validation": validation, self.unit: self.loss}
+        return {f.name: getattr(self, f.name) for f in fields(self)} | {
+            "validation": validation,
+            self.unit: self.loss,
+        }
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], source: object = "the state") -> RunState:
@@ -177,7 +182,9 @@ class RunState:
                 validation=Evaluation.from_metrics(validation, unit) if validation else None,
             )
         except KeyError as error:
-            raise UserError(f"{where}{error} is missing: expected a state as a checkpoint holds it") from None
+            raise UserError(
+                f"{where}{error} is missing: expected a state as a checkpoint holds it"
+            ) from None
         except (TypeError, AttributeError) as error:
             raise UserError(f"{where}no state as a checkpoint holds it: {error}") from None
 
@@ -190,18 +197,32 @@ class RunState:
 def _read_history(stored: Any, where: str) -> History:
     """Check and return the numbers of training symbols and the values of all metrics."""
     metrics = convert(stored, dict[str, Any], f"{where}history")
-    return {name: _metric_history(each, f"{where}history of {name}") for name, each in metrics.items()}
+    return {
+        name: _metric_history(each, f"{where}history of {name}") for name, each in metrics.items()
+    }
 
 
 def _metric_history(stored: Any, where: str) -> tuple[list[int], list[float]]:
     """Check and return the numbers of training symbols and the values of one metric."""
-    pair = isinstance(stored, list | tuple) and len(stored) == 2 and all(isinstance(x, list | tuple) for x in stored)
-    if not pair or len(stored[0]) != len(stored[1]) or not all(isinstance(x, int | float) for x in chain(*stored)):
-        raise UserError(f"{where}: expected two lists of numbers: training symbols, and as many values")
+    pair = (
+        isinstance(stored, list | tuple)
+        and len(stored) == 2
+        and all(isinstance(x, list | tuple) for x in stored)
+    )
+    if (
+        not pair
+        or len(stored[0]) != len(stored[1])
+        or not all(isinstance(x, int | float) for x in chain(*stored))
+    ):
+        raise UserError(
+            f"{where}: expected two lists of numbers: training symbols, and as many values"
+        )
     return list(stored[0]), list(stored[1])
 
 
-def load_components(path: Path, choose: Callable[[HardwareConfig], HardwareConfig]) -> tuple[Components, RunState]:
+def load_components(
+    path: Path, choose: Callable[[HardwareConfig], HardwareConfig]
+) -> tuple[Components, RunState]:
     """Build the components of a checkpoint in training mode, with its parameters, and return them with its state.
 
     Args:
@@ -214,7 +235,9 @@ def load_components(path: Path, choose: Callable[[HardwareConfig], HardwareConfi
     tensors, stored = checkpoints.load_model(path)
     state = RunState.from_dict(stored, path)
     config = state.settings
-    components = build_components(replace(config, hardware=choose(config.hardware)), read_files=False)
+    components = build_components(
+        replace(config, hardware=choose(config.hardware)), read_files=False
+    )
     checkpoints.check_tensors(tensors, components.state_dict(), path / checkpoints.MODEL)
     components.load_state_dict(tensors)
     components.train()

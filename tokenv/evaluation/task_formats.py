@@ -38,13 +38,17 @@ class Question:
 
     def __post_init__(self) -> None:
         if not self.context:
-            raise UserError("the context is empty; expected at least one byte to predict the answer from")
+            raise UserError(
+                "the context is empty; expected at least one byte to predict the answer from"
+            )
         if not all(self.choices):
             raise UserError("an answer is empty; expected at least one byte")
         for text in (self.context, *self.choices):
             text.encode()  # JSON can hold lone surrogates, which have no bytes
         if not 0 <= self.gold < len(self.choices):
-            raise UserError(f"the right answer is number {self.gold}; expected one of {len(self.choices)}, from 0 on")
+            raise UserError(
+                f"the right answer is number {self.gold}; expected one of {len(self.choices)}, from 0 on"
+            )
 
 
 @dataclass(frozen=True)
@@ -69,13 +73,17 @@ def _answers(texts: Sequence[str]) -> tuple[str, ...]:
 
 
 def _piqa(row: Row) -> Question:
-    return Question(f"Question: {row['goal']}\nAnswer:", _answers([row["sol1"], row["sol2"]]), int(row["label"]))
+    return Question(
+        f"Question: {row['goal']}\nAnswer:", _answers([row["sol1"], row["sol2"]]), int(row["label"])
+    )
 
 
 def _arc(row: Row) -> Question:
     choices = row["choices"]
     return Question(
-        f"Question: {row['question']}\nAnswer:", _answers(choices["text"]), choices["label"].index(row["answerKey"])
+        f"Question: {row['question']}\nAnswer:",
+        _answers(choices["text"]),
+        choices["label"].index(row["answerKey"]),
     )
 
 
@@ -112,10 +120,14 @@ def check_tasks(names: Sequence[str]) -> None:
     """
     for name in names:
         if name not in TASKS:
-            raise UserError(f"task {name!r} is unknown; expected some of {', '.join(TASKS)}, with commas between")
+            raise UserError(
+                f"task {name!r} is unknown; expected some of {', '.join(TASKS)}, with commas between"
+            )
 
 
-def load_questions(name: str, files: Sequence[str | Path] = (), limit: int | None = None) -> list[Question]:
+def load_questions(
+    name: str, files: Sequence[str | Path] = (), limit: int | None = None
+) -> list[Question]:
     """Read a task's questions.
 
     Args:
@@ -139,13 +151,19 @@ def load_questions(name: str, files: Sequence[str | Path] = (), limit: int | Non
         try:
             questions.append(task.question(row))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            problem = f"lacks the field {error}" if isinstance(error, KeyError) else f"is no question: {error}"
+            problem = (
+                f"lacks the field {error}"
+                if isinstance(error, KeyError)
+                else f"is no question: {error}"
+            )
             where = files[0] if files else task.hub
             raise UserError(
                 f"task {name}, {where}, row {number} {problem}; expected fields as in {task.hub}"
             ) from error
     if not questions:
-        raise UserError(f"task {name} has no question in {', '.join(map(str, files)) or task.hub}; expected some")
+        raise UserError(
+            f"task {name} has no question in {', '.join(map(str, files)) or task.hub}; expected some"
+        )
     return questions
 
 
@@ -166,9 +184,13 @@ def _hub_rows(name: str, limit: int | None) -> list[Row]:
 def _local_rows(name: str, files: list[Path]) -> list[Row]:
     for file in files:
         if not file.is_file():
-            raise MissingFileError(f"task {name}: {file} does not exist; expected a .jsonl or .json file")
+            raise MissingFileError(
+                f"task {name}: {file} does not exist; expected a .jsonl or .json file"
+            )
     if len(files) > 2:
-        raise UserError(f"task {name} has {len(files)} files; expected the rows', and perhaps one of labels")
+        raise UserError(
+            f"task {name} has {len(files)} files; expected the rows', and perhaps one of labels"
+        )
     try:
         text = files[0].read_text(encoding="utf-8")
         if files[0].suffix == ".json":
@@ -176,15 +198,23 @@ def _local_rows(name: str, files: list[Path]) -> list[Row]:
         else:
             rows = [json.loads(line) for line in text.split("\n") if line.strip()]
     except (ValueError, RecursionError) as error:
-        raise UserError(f"task {name}: {files[0]} cannot be read as {files[0].suffix or 'JSON'}: {error}") from error
+        raise UserError(
+            f"task {name}: {files[0]} cannot be read as {files[0].suffix or 'JSON'}: {error}"
+        ) from error
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise UserError(f"task {name}: {files[0]} holds no rows; expected a JSON list of objects, or one a line")
+        raise UserError(
+            f"task {name}: {files[0]} holds no rows; expected a JSON list of objects, or one a line"
+        )
     if len(files) == 1:
         return rows
     try:
         labels = files[1].read_text(encoding="utf-8").split()
     except UnicodeDecodeError as error:
-        raise UserError(f"task {name}: {files[1]} cannot be read as labels in UTF-8: {error}") from error
+        raise UserError(
+            f"task {name}: {files[1]} cannot be read as labels in UTF-8: {error}"
+        ) from error
     if len(labels) != len(rows):
-        raise UserError(f"task {name}: {files[1]} has {len(labels)} labels for {len(rows)} rows; expected one each")
+        raise UserError(
+            f"task {name}: {files[1]} has {len(labels)} labels for {len(rows)} rows; expected one each"
+        )
     return [row | {"label": label} for row, label in zip(rows, labels, strict=True)]

@@ -44,7 +44,11 @@ class TaskScore:
 
 
 def score_task(
-    components: Components, questions: Sequence[Question], options: EvalOptions = DEFAULTS, *, seq_len: int
+    components: Components,
+    questions: Sequence[Question],
+    options: EvalOptions = DEFAULTS,
+    *,
+    seq_len: int,
 ) -> TaskScore:
     """Score a model's answers to questions.
 
@@ -58,12 +62,17 @@ def score_task(
     bits = answer_bits(components, pairs, options, seq_len=seq_len)
     per_byte = iter((bits / torch.tensor([len(answer) for _, answer in pairs])).tolist())
     choices = [[next(per_byte) for _ in q.choices] for q in questions]
-    gold_Q = torch.tensor([of[q.gold] for q, of in zip(questions, choices, strict=True)], dtype=torch.float64)
+    gold_Q = torch.tensor(
+        [of[q.gold] for q, of in zip(questions, choices, strict=True)], dtype=torch.float64
+    )
     result = {"bits_per_byte": gold_Q.mean().item(), "standard_error": _standard_error(gold_Q)}
     if all(len(q.choices) > 1 for q in questions):
         right = [of.index(min(of)) == q.gold for q, of in zip(questions, choices, strict=True)]
         right_Q = torch.tensor(right, dtype=torch.float64)
-        result |= {"accuracy": right_Q.mean().item(), "accuracy_standard_error": _standard_error(right_Q)}
+        result |= {
+            "accuracy": right_Q.mean().item(),
+            "accuracy_standard_error": _standard_error(right_Q),
+        }
     return TaskScore(len(questions), **result)
 
 
@@ -72,7 +81,11 @@ def _standard_error(value_Q: Tensor) -> float:
 
 
 def answer_bits(
-    components: Components, pairs: Sequence[tuple[bytes, bytes]], options: EvalOptions = DEFAULTS, *, seq_len: int
+    components: Components,
+    pairs: Sequence[tuple[bytes, bytes]],
+    options: EvalOptions = DEFAULTS,
+    *,
+    seq_len: int,
 ) -> Tensor:
     """Return ``-log2 p(answer | context)`` of each pair of context and answer, both of at least one byte.
 
@@ -89,11 +102,14 @@ def answer_bits(
     size = options.sequences_per_pass(seq_len)
     with eval_mode(components, options) as draw:
         starts = range(0, len(rows), size)
-        for start in tqdm(starts, desc="answers", unit="batch", leave=False, disable=not options.progress):
+        for start in tqdm(
+            starts, desc="answers", unit="batch", leave=False, disable=not options.progress
+        ):
             chosen = by_length[start : start + size]
             symbol_BN, length_B = _pad([rows[p] for p in chosen], device)
             td = draw(symbol_BN, length_B)
-            position_T = torch.arange(1, symbol_BN.shape[1], device=device)  # positions of the predicted symbols
+            # positions of the predicted symbols
+            position_T = torch.arange(1, symbol_BN.shape[1], device=device)
             begin_B = length_B - torch.tensor([len(pairs[p][1]) for p in chosen], device=device)
             # The log-likelihoods of the padding are zero.
             nats_BT = td[keys.LOG_LIKELIHOOD].double().where(position_T >= begin_B[:, None], 0.0)

@@ -48,7 +48,10 @@ def passage_page(title: str, passage: Passage, step: int) -> str:
 def passage_facts(passage: Passage, step: int) -> dict[str, str]:
     """Return the facts which a page lists about a passage and the model which drew its boundaries."""
     boundaries = sum(character.boundary for character in passage)
-    return {"checkpoint": f"step {step}", "boundaries per character": f"{boundaries / len(passage):.3f}"}
+    return {
+        "checkpoint": f"step {step}",
+        "boundaries per character": f"{boundaries / len(passage):.3f}",
+    }
 
 
 def boundary_tables(stats: BoundaryStats) -> Tables:
@@ -56,7 +59,10 @@ def boundary_tables(stats: BoundaryStats) -> Tables:
     return {
         "Boundaries by class of byte": [
             ["byte", "of all bytes", "boundaries a byte"],
-            *([name, f"{share:.1%}", f"{rate:.3f}"] for name, (share, rate) in stats.classes.items()),
+            *(
+                [name, f"{share:.1%}", f"{rate:.3f}"]
+                for name, (share, rate) in stats.classes.items()
+            ),
         ],
         "Most frequent tokens": [
             ["token", "times"],
@@ -64,7 +70,10 @@ def boundary_tables(stats: BoundaryStats) -> Tables:
         ],
         f"Where boundaries are most probable: the last {CONTEXT} bytes": [
             ["bytes", "mean π", "times"],
-            *([show_whitespace(text), f"{mean:.3f}", f"{count:,}"] for text, mean, count in stats.contexts),
+            *(
+                [show_whitespace(text), f"{mean:.3f}", f"{count:,}"]
+                for text, mean, count in stats.contexts
+            ),
         ],
     }
 
@@ -78,22 +87,36 @@ def training_table(stats: Mapping[int, BoundaryStats]) -> Tables:
     if len(stats) < 2:
         return {}
     names = [name for name in CLASSES if any(name in each.classes for each in stats.values())]
-    rates = {name: [each.classes.get(name, (0.0, math.nan))[1] for each in stats.values()] for name in names}
+    rates = {
+        name: [each.classes.get(name, (0.0, math.nan))[1] for each in stats.values()]
+        for name in names
+    }
     return {
         "Boundaries a byte, after so many bytes of training": [
             ["byte", *(f"{symbols:,}" for symbols in stats)],
-            *([name, *("–" if math.isnan(rate) else f"{rate:.3f}" for rate in each)] for name, each in rates.items()),
+            *(
+                [name, *("–" if math.isnan(rate) else f"{rate:.3f}" for rate in each)]
+                for name, each in rates.items()
+            ),
         ]
     }
 
 
 def show_whitespace(text: bytes) -> str:
     """Return bytes as one line with visible whitespace."""
-    return text.decode(errors="backslashreplace").replace(" ", "␣").replace("\n", "↵").replace("\t", "⇥")
+    return (
+        text.decode(errors="backslashreplace")
+        .replace(" ", "␣")
+        .replace("\n", "↵")
+        .replace("\t", "⇥")
+    )
 
 
 def write_pages(
-    path: Path, passages: Mapping[str, Passage], facts: Mapping[str, str], tables: Tables | None = None
+    path: Path,
+    passages: Mapping[str, Passage],
+    facts: Mapping[str, str],
+    tables: Tables | None = None,
 ) -> list[Path]:
     """Write passages of one text in colour as web pages which link to one another.
 
@@ -108,7 +131,10 @@ def write_pages(
     """
     length = max(map(len, passages.values()))
     starts = range(0, length, PAGE_CHARACTERS)
-    paths = [path if number == 1 else path.with_stem(f"{path.stem}-{number}") for number in range(1, len(starts) + 1)]
+    paths = [
+        path if number == 1 else path.with_stem(f"{path.stem}-{number}")
+        for number in range(1, len(starts) + 1)
+    ]
     scale = colour_scale(*passages.values())
     for number, (start, own) in enumerate(zip(starts, paths, strict=True)):
         stop = min(start + PAGE_CHARACTERS, length)
@@ -116,11 +142,15 @@ def write_pages(
         more = {"characters": f"{start + 1:,} to {stop:,} of {length:,}"} if len(paths) > 1 else {}
         neighbours = {"previous page": number - 1, "next page": number + 1}
         links = {name: paths[i].name for name, i in neighbours.items() if 0 <= i < len(paths)}
-        html = segment_page(section, title=TITLE, facts={**facts, **more}, scale=scale, links=links, tables=tables)
+        html = segment_page(
+            section, title=TITLE, facts={**facts, **more}, scale=scale, links=links, tables=tables
+        )
         write_atomically(own, html)
     return paths
 
 
 def colour_scale(*passages: Passage) -> tuple[float, float]:
     """Return the ends of the colour scale; the first boundary of each passage is left out, since it is forced."""
-    return colour_ends([character.probability for passage in passages for character in passage[1:] or passage])
+    return colour_ends(
+        [character.probability for passage in passages for character in passage[1:] or passage]
+    )

@@ -66,7 +66,9 @@ def speed_tables(
         f"TFLOP/s, measured: matrix products of up to {peak_matrix_size(device):,} squared",
     }
     if "plain_over_learned" in figures:
-        speed_rows["plain transformer"] = f"{figures['plain_over_learned']:.2f} times the seconds a step"
+        speed_rows["plain transformer"] = (
+            f"{figures['plain_over_learned']:.2f} times the seconds a step"
+        )
     cost = {
         "drawing boundaries": f"{figures['draw_share']:.1%} of a step",
         "time over given boundaries": f"{figures['time_over_given'] - 1:+.1%}",
@@ -75,7 +77,9 @@ def speed_tables(
         "FLOPs of the early exit": f"{figures['flops_early_exit_share']:.3%} of it",
     }
     if "stepping_over_one_pass" in figures:
-        cost["stepping over one pass"] = f"{figures['stepping_over_one_pass']:.0f} times the seconds"
+        cost["stepping over one pass"] = (
+            f"{figures['stepping_over_one_pass']:.0f} times the seconds"
+        )
     tables = {"speed": speed_rows, "cost of learning the boundaries": cost}
     if "rates" in figures:
         tables["bytes per second by rate, boundaries evenly spaced"] = {
@@ -85,7 +89,9 @@ def speed_tables(
         }
     differences = figures.get("stepping_differences", {})
     if differences:
-        rows = {stage: f"{mean:.2g}, at most {most:.2g}" for stage, (mean, most) in differences.items()}
+        rows = {
+            stage: f"{mean:.2g}, at most {most:.2g}" for stage, (mean, most) in differences.items()
+        }
         tables["mean difference between stepping and one pass"] = rows
     return tables
 
@@ -96,7 +102,9 @@ def scaling_table(rows: list[dict[str, Any]]) -> Table:
     names = [name for name in FIGURES if name in measured]
     table = Table(Column("size", no_wrap=True), *(FIGURES[name] for name in names), title="scaling")
     for row in rows:
-        table.add_row(f"{row['key']} {row['value']:,}", *(_format(name, row.get(name)) for name in names))
+        table.add_row(
+            f"{row['key']} {row['value']:,}", *(_format(name, row.get(name)) for name in names)
+        )
     return table
 
 
@@ -109,14 +117,30 @@ def plan_tables(figures: dict[str, Any], options: BenchOptions) -> list[Table]:
         f"an update of {figures['symbols']:,} symbols: {figures['flops']:.3g} FLOPs\n"
         f"{options.peak_tflops:g} TFLOP/s each, {options.utilisation:.0%} used"
     )
-    time = Table("ranks", "shards", "GiB sent per rank", "seconds without sending", "hours of training", title=title)
+    time = Table(
+        "ranks",
+        "shards",
+        "GiB sent per rank",
+        "seconds without sending",
+        "hours of training",
+        title=title,
+    )
     for row in figures["ranks"]:
         first = f"{row['world']}", f"{row['fsdp_size']}"
         if "error" in row:
             memory.add_row(*first, "–", *["–"] * len(states))
             continue
-        memory.add_row(*first, f"{row['passes']} × {row['rows']}", *(f"{row[f'{name}_gib']:.2f}" for name in states))
-        time.add_row(*first, f"{row['communication_gib']:.2f}", f"{row['step_seconds']:.3g}", f"{row['run_hours']:.3g}")
+        memory.add_row(
+            *first,
+            f"{row['passes']} × {row['rows']}",
+            *(f"{row[f'{name}_gib']:.2f}" for name in states),
+        )
+        time.add_row(
+            *first,
+            f"{row['communication_gib']:.2f}",
+            f"{row['step_seconds']:.3g}",
+            f"{row['run_hours']:.3g}",
+        )
     return [memory, time]
 
 
@@ -151,7 +175,13 @@ def write_scaling(rows: list[dict[str, Any]], out: str) -> tuple[Path, Path]:
 
 def _draw(axes: Axes, rows: list[dict[str, Any]], name: str) -> None:
     value = [row["value"] for row in rows]
-    axes.plot(value, [row[name] for row in rows], color=LINES[0], marker=MARKERS[0], label="learned boundaries")
+    axes.plot(
+        value,
+        [row[name] for row in rows],
+        color=LINES[0],
+        marker=MARKERS[0],
+        label="learned boundaries",
+    )
     if name == "symbols_per_second" and "plain_over_learned" in rows[0]:
         plain = [row[name] / row["plain_over_learned"] for row in rows]
         axes.plot(value, plain, color=LINES[1], marker=MARKERS[1], label="plain transformer")

@@ -14,7 +14,16 @@ from tokenv.config.literals import check_plain
 from tokenv.config.schema import IDENTITY, Config
 from tokenv.core.atomic import output
 from tokenv.core.conversion import convert, from_dict
-from tokenv.core.errors import COUNT, POSITIVE, SEED, UserError, at_least, bounds, check_bounds, refuse
+from tokenv.core.errors import (
+    COUNT,
+    POSITIVE,
+    SEED,
+    UserError,
+    at_least,
+    bounds,
+    check_bounds,
+    refuse,
+)
 
 RANKS = "ranks"  # a size which is no key of the configuration
 DEFAULT_ESTIMATORS = (
@@ -89,7 +98,9 @@ class BenchOptions:
     horizon: int = field(default=24, metadata=COUNT)
     plan: bool = False
     peak_tflops: float = field(default=989.0, metadata=POSITIVE)
-    utilisation: float = field(default=0.4, metadata=bounds("a share above 0 and at most 1", lambda x: 0 < x <= 1))
+    utilisation: float = field(
+        default=0.4, metadata=bounds("a share above 0 and at most 1", lambda x: 0 < x <= 1)
+    )
     out: str = field(default="scaling", metadata=output(".csv", ".png"))
 
     def __post_init__(self) -> None:
@@ -102,16 +113,27 @@ class BenchOptions:
                 )
         for number in self.samples:
             if number < 2:
-                raise UserError(f"samples = {self.samples!r}: expected at least 2 of each, to measure their spread")
+                raise UserError(
+                    f"samples = {self.samples!r}: expected at least 2 of each, to measure their spread"
+                )
         others = self.scaling or self.rates
         beside = "scaling nor rates beside it"
         refuse(
-            (self.plan and (self.samples or others), f"plan = True: expected neither samples, {beside}"),
+            (
+                self.plan and (self.samples or others),
+                f"plan = True: expected neither samples, {beside}",
+            ),
             (self.samples and others, f"samples = {self.samples!r}: expected neither {beside}"),
         )
         for key, values in self.scaling.items():
-            if not isinstance(values, list) or not values or not all(type(value) in (int, float) for value in values):
-                raise UserError(f"scaling.{key} = {values!r}: expected a list of sizes, such as [1024, 4096]")
+            if (
+                not isinstance(values, list)
+                or not values
+                or not all(type(value) in (int, float) for value in values)
+            ):
+                raise UserError(
+                    f"scaling.{key} = {values!r}: expected a list of sizes, such as [1024, 4096]"
+                )
         for _ in self.sizes():
             pass
 
@@ -123,19 +145,27 @@ class BenchOptions:
                     self._check_ranks(value)
                     yield key, value, self.config
                 else:
-                    yield key, value, from_dict(Config, merge(self.config.as_dict(), nest_key(key, value)))
+                    yield (
+                        key,
+                        value,
+                        from_dict(Config, merge(self.config.as_dict(), nest_key(key, value))),
+                    )
 
     def _check_ranks(self, value: int | float) -> None:
         if not isinstance(value, int) or value < 1:
-            raise UserError(f"scaling.{RANKS} = {value!r}: expected numbers of processes, such as [1, 2, 4]")
-        from tokenv.config.hardware import BatchAssignment  # imports torch, which help does not need
+            raise UserError(
+                f"scaling.{RANKS} = {value!r}: expected numbers of processes, such as [1, 2, 4]"
+            )
+        # imports torch, which help does not need
+        from tokenv.config.hardware import BatchAssignment
 
         BatchAssignment.of(self.config.train, world=value)
 
     def as_dict(self) -> dict[str, Any]:
         """Return what Sacred stores."""
         options = {name: value for name, value in asdict(self).items() if name != "config"}
-        sizes = [{"key": key, "values": values} for key, values in self.scaling.items()]  # Sacred's keys hold no dots
+        # Sacred's keys hold no dots
+        sizes = [{"key": key, "values": values} for key, values in self.scaling.items()]
         return self.config.as_dict() | options | {"scaling": sizes}
 
 
@@ -162,11 +192,14 @@ def parse(text: str, gamma: float) -> Specification:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SyntaxWarning)
-            tree = ast.parse(label.replace(":", "."), mode="eval").body  # package.module:Class is not valid Python
+            # package.module:Class is not valid Python
+            tree = ast.parse(label.replace(":", "."), mode="eval").body
         call = tree if isinstance(tree, ast.Call) else ast.Call(tree, [], [])
         if call.args or any(keyword.arg is None for keyword in call.keywords):
             raise ValueError("options need names")
-        values = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg}
+        values = {
+            keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords if keyword.arg
+        }
         check_plain(values, "its options")
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError) as error:
         raise UserError(
@@ -206,7 +239,9 @@ class VarianceOptions:
     reference: str = "rloo(gamma=1.0, num_samples=8, reward_only=True)"
     reference_draws: int = field(default=64, metadata=at_least(4))
     batch_size: int = field(default=16, metadata=at_least(2))
-    seq_len: int = field(default=0, metadata=bounds("0 (the run's own) or at least 4", lambda n: n == 0 or n >= 4))
+    seq_len: int = field(
+        default=0, metadata=bounds("0 (the run's own) or at least 4", lambda n: n == 0 or n >= 4)
+    )
     warmup: int = field(default=20, metadata=at_least(0))
     timings: int = field(default=5, metadata=COUNT)
     credit_draws: int = field(default=16, metadata=at_least(0))
@@ -215,12 +250,20 @@ class VarianceOptions:
 
     def __post_init__(self) -> None:
         if isinstance(self.estimators, str):
-            raise UserError(f"estimators = {self.estimators!r}: expected a list, such as ['reinforce', 'rloo']")
+            raise UserError(
+                f"estimators = {self.estimators!r}: expected a list, such as ['reinforce', 'rloo']"
+            )
         check_bounds(self)
         longest = self.config.data.seq_len
         refuse(
-            (self.length > longest, f"seq_len = {self.seq_len} is longer than the run's data.seq_len = {longest}"),
-            (not self.specifications, "estimators is empty: expected at least one name, such as ['reinforce']"),
+            (
+                self.length > longest,
+                f"seq_len = {self.seq_len} is longer than the run's data.seq_len = {longest}",
+            ),
+            (
+                not self.specifications,
+                "estimators is empty: expected at least one name, such as ['reinforce']",
+            ),
         )
 
     @property
@@ -231,8 +274,16 @@ class VarianceOptions:
     @property
     def identity(self) -> dict[str, Any]:
         """Settings which two comparisons must share for their figures to be comparable."""
-        options = {f.name: getattr(self, f.name) for f in fields(self) if f.name not in MAY_CHANGE_ON_RESUME}
-        return options | {"config": {key: value for key, value in self.config.as_dict().items() if key in IDENTITY}}
+        options = {
+            f.name: getattr(self, f.name)
+            for f in fields(self)
+            if f.name not in MAY_CHANGE_ON_RESUME
+        }
+        return options | {
+            "config": {
+                key: value for key, value in self.config.as_dict().items() if key in IDENTITY
+            }
+        }
 
     @property
     def gamma(self) -> float:

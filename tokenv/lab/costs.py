@@ -120,18 +120,28 @@ def measure_costs(
         repeats: number of rounds, after one of warm-up.
         progress: whether to show a bar.
     """
-    variants = {label: replace(components, estimator=estimator) for label, estimator in estimators.items()}
+    variants = {
+        label: replace(components, estimator=estimator) for label, estimator in estimators.items()
+    }
     batch = Batch(symbol_BN.shape[0], symbol_BN.shape[1])
     policy = policy_flops(components.agent)
-    updates = {label: partial(_update, variant, PassInput(symbol_BN, seed=0)) for label, variant in variants.items()}
-    memory = {label: _saved_bytes(update) for label, update in updates.items()}  # which warms up, too
-    seconds = interleave(updates, repeats, symbol_BN.device, warmup=0, title="timing", progress=progress)
+    updates = {
+        label: partial(_update, variant, PassInput(symbol_BN, seed=0))
+        for label, variant in variants.items()
+    }
+    # which warms up, too
+    memory = {label: _saved_bytes(update) for label, update in updates.items()}
+    seconds = interleave(
+        updates, repeats, symbol_BN.device, warmup=0, title="timing", progress=progress
+    )
     return {
         label: Cost(
             seconds=statistics.median(seconds[label]),
             fastest=min(seconds[label]),
             slowest=max(seconds[label]),
-            flops=update_flops(components.lm, batch, variant.passes.tokens(batch, rate), policy, variant.passes),
+            flops=update_flops(
+                components.lm, batch, variant.passes.tokens(batch, rate), policy, variant.passes
+            ),
             memory=memory[label],
         )
         for label, variant in variants.items()
@@ -176,13 +186,21 @@ def bench_ranks(options: BenchOptions, size: int) -> dict[str, float]:
     config = replace(options.config, hardware=replace(options.config.hardware, threads=threads))
     options = replace(options, config=config, scaling={})
     with ProcessPoolExecutor(size, mp_context=multiprocessing.get_context("spawn")) as processes:
-        futures = [processes.submit(_measure_on_rank, options, rank, size, port) for rank in range(size)]
+        futures = [
+            processes.submit(_measure_on_rank, options, rank, size, port) for rank in range(size)
+        ]
         figures = [future.result() for future in futures]
     return figures[0]
 
 
 def _measure_on_rank(options: BenchOptions, rank: int, size: int, port: int) -> dict[str, float]:
-    variables = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": size, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    variables = {
+        "RANK": rank,
+        "LOCAL_RANK": rank,
+        "WORLD_SIZE": size,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
     os.environ.update({name: str(value) for name, value in variables.items()})
     with init_from_torchrun() as ranks:
         return measure_updates(options, ranks)
@@ -204,7 +222,9 @@ def measure_updates(options: BenchOptions, ranks: Ranks) -> dict[str, float]:
     if ranks.size > 1 and config.hardware.fsdp_size > 1:
         optimizer = apply_fsdp(step, components, optimizer, config, ranks)
     parameters = components.named_parameters()
-    group = DataParallelGroup.create(ranks, config.train, split_each_pass=components.has_cross_step_state)
+    group = DataParallelGroup.create(
+        ranks, config.train, split_each_pass=components.has_cross_step_state
+    )
     rows = len(group.assignment.rows)
     device = components.lm.head.weight.device
     batch = PassInput(torch.randint(0, 256, (rows, config.data.seq_len), device=device), seed=0)
@@ -215,5 +235,7 @@ def measure_updates(options: BenchOptions, ranks: Ranks) -> dict[str, float]:
 
     seconds = interleave({"update": update}, options.repeats, device)["update"]
     memory = sum(ranks.cpu_group.all_gather_object(peak_memory(device)))
-    symbols = config.train.gradient_accumulation_steps * config.train.batch_size * config.data.seq_len
+    symbols = (
+        config.train.gradient_accumulation_steps * config.train.batch_size * config.data.seq_len
+    )
     return time_figures(seconds, symbols) | {"peak_memory_gib": memory}

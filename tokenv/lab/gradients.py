@@ -81,7 +81,9 @@ class GradientProblem:
     def frozen(self) -> Iterator[None]:
         """Compute no gradients while entered in the layers above the boundaries, where no estimator needs them."""
         below = set(self.encoder)
-        above = [parameter for parameter in self.components.lm.parameters() if parameter not in below]
+        above = [
+            parameter for parameter in self.components.lm.parameters() if parameter not in below
+        ]
         for parameter in above:
             parameter.requires_grad_(False)
         try:
@@ -92,7 +94,9 @@ class GradientProblem:
 
     def split(self, logits: Tensor, gradient: Tensor) -> dict[str, Tensor]:
         """Return all components, flat float32 vectors, of a gradient with respect to the logits [.., B, T]."""
-        grads = torch.autograd.grad(logits, [*self.policy, *self.encoder], gradient, materialize_grads=True)
+        grads = torch.autograd.grad(
+            logits, [*self.policy, *self.encoder], gradient, materialize_grads=True
+        )
         flat = [g.flatten().float() for g in grads]
         policy = torch.cat(flat[: len(self.policy)])
         encoder = torch.cat(flat[len(self.policy) :])
@@ -102,7 +106,9 @@ class GradientProblem:
         return {"logits": summed, "policy": policy, "encoder": encoder}
 
 
-def draw_gradient(problem: GradientProblem, estimator: Any, generator: torch.Generator) -> dict[str, Tensor]:
+def draw_gradient(
+    problem: GradientProblem, estimator: Any, generator: torch.Generator
+) -> dict[str, Tensor]:
     """Return one gradient of each component.
 
     Args:
@@ -112,7 +118,9 @@ def draw_gradient(problem: GradientProblem, estimator: Any, generator: torch.Gen
     """
     lm = problem.components.lm
     agent = problem.components.agent
-    td = rollout(lm, agent, problem.symbol_BN, estimator.sampling, generator=generator, rate=problem.rate)
+    td = rollout(
+        lm, agent, problem.symbol_BN, estimator.sampling, generator=generator, rate=problem.rate
+    )
     logits = td[keys.BOUNDARY_LOGITS]
     td = estimator(td)
     (gradient,) = torch.autograd.grad(policy_objective(td), logits, retain_graph=True)
@@ -194,7 +202,9 @@ def credit_by_distance(problem: GradientProblem, draws: int, generator: torch.Ge
         without = reward[1].gather(-1, index)
         effect = (with_boundary - without).where(exists, 0.0)
         single = without.where(exists, 0.0)
-        sums += torch.stack([x.sum(0) for x in (effect, effect.square(), single, single.square(), exists.double())])
+        sums += torch.stack(
+            [x.sum(0) for x in (effect, effect.square(), single, single.square(), exists.double())]
+        )
     count = sums[4]
     effect, effect2, single, single2, _ = (x / count.clamp(min=1) for x in sums)
     return Credit(
@@ -241,7 +251,9 @@ def _signed_root(x: Tensor) -> Tensor:
     return x.sign() * x.abs().sqrt()
 
 
-def _figures(size: Tensor, mean2: Tensor, true2: Tensor, along: Tensor, single: Tensor) -> dict[str, Tensor]:
+def _figures(
+    size: Tensor, mean2: Tensor, true2: Tensor, along: Tensor, single: Tensor
+) -> dict[str, Tensor]:
     """Return all figures; infinite or NaN where noise hides the value to which they are relative.
 
     Args:
@@ -284,7 +296,10 @@ def _leave_out(x: Tensor) -> Tensor:
 
 def _squared_errors(delete_one: dict[str, Tensor]) -> dict[str, float]:
     """Return (n - 1) / n times the sum of squared deviations of the delete-one values; NaN if one is not finite."""
-    return {name: ((len(x) - 1) / len(x) * (x - x.mean()).square().sum()).item() for name, x in delete_one.items()}
+    return {
+        name: ((len(x) - 1) / len(x) * (x - x.mean()).square().sum()).item()
+        for name, x in delete_one.items()
+    }
 
 
 def gradient_statistics(draws: Tensor, reference: Tensor) -> GradientStatistics:
@@ -314,14 +329,21 @@ def gradient_statistics(draws: Tensor, reference: Tensor) -> GradientStatistics:
     figures = _figures(size.mean(), mean2, true2, cross.mean(), direction.mean())
     along = _leave_out(cross.mean(1))
     single = _leave_out(direction.mean(1))
-    squared = _squared_errors(_figures(_leave_out(size), mean2_without, true2.expand(len(size)), along, single))
+    squared = _squared_errors(
+        _figures(_leave_out(size), mean2_without, true2.expand(len(size)), along, single)
+    )
     if true2_without is not None:
         m = len(reference)
         along = _leave_out(cross.mean(0))
         single = _leave_out(direction.mean(0))
-        of_reference = _figures(size.mean().expand(m), mean2.expand(m), true2_without, along, single)
+        of_reference = _figures(
+            size.mean().expand(m), mean2.expand(m), true2_without, along, single
+        )
         for name, value in _squared_errors(of_reference).items():
             squared[name] += value
     return GradientStatistics(
-        **{f.name: Estimate(figures[f.name].item(), math.sqrt(squared[f.name])) for f in fields(GradientStatistics)}
+        **{
+            f.name: Estimate(figures[f.name].item(), math.sqrt(squared[f.name]))
+            for f in fields(GradientStatistics)
+        }
     )

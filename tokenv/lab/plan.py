@@ -51,7 +51,11 @@ class LiveTensors(TorchDispatchMode):
         self._storages: dict[int, weakref.ref[Any]] = {}
 
     def __torch_dispatch__(
-        self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self,
+        func: Callable[..., Any],
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Call an operation, and count the storages of its results."""
         result = func(*args, **(kwargs or {}))
@@ -123,7 +127,9 @@ class Footprint:
             passes: passes of an update on this rank; the gradients of the first ones stay during the last.
             shards: ranks which share one copy of the language model.
         """
-        found = {name: size - self.sharded[name] * (1 - 1 / shards) for name, size in self.states.items()}
+        found = {
+            name: size - self.sharded[name] * (1 - 1 / shards) for name, size in self.states.items()
+        }
         found["activations"] = self.fixed + self.per_sequence * rows
         if shards > 1:
             found["gathered"] = self.gathered
@@ -185,7 +191,11 @@ class _Update:
 
     def states(self, prefix: str) -> dict[str, int]:
         """Return the bytes of the parameters whose names begin with ``prefix``, their gradients and moments."""
-        every = {name: x for name, x in self.work.components.state_dict().items() if name.startswith(prefix)}
+        every = {
+            name: x
+            for name, x in self.work.components.state_dict().items()
+            if name.startswith(prefix)
+        }
         trained = {name: x for name, x in self.parameters.items() if name.startswith(prefix)}
         moments = expected_optimizer_state(self.work.config.train, trained)
         return {
@@ -215,7 +225,9 @@ def plan(options: BenchOptions) -> dict[str, Any]:
     config = replace(config, hardware=hardware)
     footprint = Footprint.measure(config)
     components = _meta_components(config)
-    batch = Batch(config.train.gradient_accumulation_steps * config.train.batch_size, config.data.seq_len)
+    batch = Batch(
+        config.train.gradient_accumulation_steps * config.train.batch_size, config.data.seq_len
+    )
     symbols = batch.symbols
     passes = components.passes
     tokens = passes.tokens(batch, mean_rate(config.rate))
@@ -225,7 +237,10 @@ def plan(options: BenchOptions) -> dict[str, Any]:
     for world in WORLDS:
         for shards in sorted({1, world}):
             seconds = flops / (world * options.peak_tflops * 1e12 * options.utilisation)
-            time = {"step_seconds": seconds, "run_hours": seconds * config.train.symbols / symbols / 3600}
+            time = {
+                "step_seconds": seconds,
+                "run_hours": seconds * config.train.symbols / symbols / 3600,
+            }
             rows.append(_rank_row(config, components, footprint, world, shards) | time)
     return {
         "flops": flops,
@@ -235,10 +250,14 @@ def plan(options: BenchOptions) -> dict[str, Any]:
     }
 
 
-def _rank_row(config: Config, components: Components, footprint: Footprint, world: int, shards: int) -> dict[str, Any]:
+def _rank_row(
+    config: Config, components: Components, footprint: Footprint, world: int, shards: int
+) -> dict[str, Any]:
     row: dict[str, Any] = {"world": world, "fsdp_size": shards}
     try:
-        assignment = BatchAssignment.of(config.train, world=world, split_each_pass=components.has_cross_step_state)
+        assignment = BatchAssignment.of(
+            config.train, world=world, split_each_pass=components.has_cross_step_state
+        )
     except UserError as error:
         return row | {"error": str(error)}
     passes = len(assignment.passes)
@@ -246,7 +265,9 @@ def _rank_row(config: Config, components: Components, footprint: Footprint, worl
     found = footprint.peak(count, passes, shards)
     # A ring sends (W - 1) / W of the data twice for a sum, once to gather or to scatter; FSDP gathers in both passes.
     times = 2 if shards == 1 else 3
-    row |= {"rows": count, "passes": passes} | {f"{name}_gib": size / GIB for name, size in found.items()}
+    row |= {"rows": count, "passes": passes} | {
+        f"{name}_gib": size / GIB for name, size in found.items()
+    }
     sent = times * (world - 1) / world * footprint.states["gradients"]
     return row | {"communication_gib": sent / GIB}
 

@@ -31,7 +31,15 @@ from tokenv.lab.costs import bench_ranks, interleave, peak_memory, time_figures,
 from tokenv.lm.attention import select_attention
 from tokenv.lm.codecs.base import ByteCodec, make_head
 from tokenv.lm.config import UNetConfig
-from tokenv.lm.flops import Batch, Passes, early_exit_share, policy_flops, policy_share, reading_flops, update_flops
+from tokenv.lm.flops import (
+    Batch,
+    Passes,
+    early_exit_share,
+    policy_flops,
+    policy_share,
+    reading_flops,
+    update_flops,
+)
 from tokenv.lm.layers import RMSNorm, RotaryTable
 from tokenv.lm.unet import make_layers
 from tokenv.series.config import DirectHeadConfig
@@ -124,7 +132,9 @@ class UpdateWork:
         rows = config.train.batch_size
         length = config.data.seq_len
         source = TensorSource(torch.randint(0, 256, (rows, length)))
-        self.env = TokenizationEnv(components.lm, source, rows, window=agent.window, rates=agent.rates)
+        self.env = TokenizationEnv(
+            components.lm, source, rows, window=agent.window, rates=agent.rates
+        )
         self._step = TrainingStep(components, config.loss)
         self._seeds = itertools.count()
         self._parameters = components.named_parameters()
@@ -191,7 +201,9 @@ def _update_figures(work: UpdateWork, seconds: Mapping[str, list[float]]) -> dic
         **time_figures(seconds["learned"], symbols),
         "draw_share": median["draw"] / median["learned"],
         "time_over_given": _median_ratio(seconds["learned"], seconds["given"]),
-        "time_over_given_with_early_exit": _median_ratio(seconds["learned"], seconds["given_early"]),
+        "time_over_given_with_early_exit": _median_ratio(
+            seconds["learned"], seconds["given_early"]
+        ),
         "flops_policy_share": policy_share(components.lm, batch, given, policy),
         "flops_early_exit_share": early_exit_share(components.lm, batch, given),
         "model_tflops_per_second": flops / median["learned"] / 1e12,
@@ -241,7 +253,9 @@ def _stepping_ratio(env: TokenizationEnv, components: Components, device: torch.
 
 
 @torch.no_grad()
-def stepping_differences(env: TokenizationEnv, components: Components) -> dict[str, tuple[float, float]]:
+def stepping_differences(
+    env: TokenizationEnv, components: Components
+) -> dict[str, tuple[float, float]]:
     """Step through a batch of episodes, and compare with a rollout of the same symbols and actions in one pass.
 
     Args:
@@ -305,10 +319,14 @@ class PlainTransformer(nn.Module):
         return -self.codec.log_prob(self.head(self.norm(x_BTD)), symbol_BN[:, 1:]).mean()
 
 
-def _transformer_update(config: Config, components: Components, symbol_BN: Tensor) -> Callable[[], None]:
+def _transformer_update(
+    config: Config, components: Components, symbol_BN: Tensor
+) -> Callable[[], None]:
     """Return a function which makes an update of a plain transformer."""
     transformer = PlainTransformer(config.model, components.lm.compute_dtype).to(symbol_BN.device)
-    if config.hardware.compile == "on" or (config.hardware.compile == "auto" and compiles(symbol_BN.device)):
+    if config.hardware.compile == "on" or (
+        config.hardware.compile == "auto" and compiles(symbol_BN.device)
+    ):
         for layer in transformer.layers:
             layer.compile(dynamic=False)
     parameters = {f"lm.{name}": parameter for name, parameter in transformer.named_parameters()}
@@ -341,18 +359,34 @@ def bench_generation(
     reading: dict[str, Callable[[], object]] = {}
     writing: dict[str, Callable[[], object]] = {}
     for rate in options.rates:
-        agent = registry.build("agent", {"name": "uniform"}, registry.AGENTS, rate=rate, seq_len=length)
+        agent = registry.build(
+            "agent", {"name": "uniform"}, registry.AGENTS, rate=rate, seq_len=length
+        )
         reading[f"reading {rate:g}"] = torch.no_grad()(partial(rollout, lm, agent, symbol_BN))
-        for way, prompts in (("writing", prompt), ("writing_together", prompt.expand(TOGETHER, -1))):
+        for way, prompts in (
+            ("writing", prompt),
+            ("writing_together", prompt.expand(TOGETHER, -1)),
+        ):
             generators = [torch.Generator(symbol_BN.device) for _ in prompts]
-            writing[f"{way} {rate:g}"] = partial(generate, lm, agent, prompts, length - PROMPT, generator=generators)
-    measure = partial(interleave, repeats=options.repeats, device=symbol_BN.device, progress=progress)
+            writing[f"{way} {rate:g}"] = partial(
+                generate, lm, agent, prompts, length - PROMPT, generator=generators
+            )
+    measure = partial(
+        interleave, repeats=options.repeats, device=symbol_BN.device, progress=progress
+    )
     # One after the other, since passes are slower for a while after numpy's threads, which write.
     seconds = measure(reading) | measure(writing)
-    symbols = {"reading": symbol_BN.shape[0] * length, "writing": length, "writing_together": TOGETHER * length}
+    symbols = {
+        "reading": symbol_BN.shape[0] * length,
+        "writing": length,
+        "writing_together": TOGETHER * length,
+    }
     speeds = {}
     for rate in options.rates:
-        of_rate = {way: count / statistics.median(seconds[f"{way} {rate:g}"]) for way, count in symbols.items()}
+        of_rate = {
+            way: count / statistics.median(seconds[f"{way} {rate:g}"])
+            for way, count in symbols.items()
+        }
         of_rate["flops"] = reading_flops(lm, rate, torch.nn.Module(), length)
         speeds[f"{rate:g}"] = of_rate
     return speeds
@@ -372,7 +406,10 @@ def bench_forecasts(options: BenchOptions, *, progress: bool = False) -> dict[st
     horizon = options.horizon
     head = DirectHeadConfig.of(config.codec)
     stepwise = not head.direct
-    history, *_ = [check_forecast(config, horizon, samples=count, direct=not stepwise) for count in options.samples]
+    history, *_ = [
+        check_forecast(config, horizon, samples=count, direct=not stepwise)
+        for count in options.samples
+    ]
     prepare(config.hardware)
     components = build_components(config, resolve_device(config.hardware.device))
     components.train(False)
@@ -387,16 +424,24 @@ def bench_forecasts(options: BenchOptions, *, progress: bool = False) -> dict[st
         batches[name] = _random_histories(options, history, batch_size(count, direct=not count))
         work[name] = partial(_forecast, components, batches[name], horizon, count)
     seconds = interleave(work, options.repeats, torch.device("cpu"), progress=progress)
-    speed = {name: len(batches[name].names) / statistics.median(values) for name, values in seconds.items()}
+    speed = {
+        name: len(batches[name].names) / statistics.median(values)
+        for name, values in seconds.items()
+    }
     title = f"forecasts per second, {horizon} steps after {history}"
-    rows = {name if name == DIRECT else f"{name} samples": f"{value:,.3g}" for name, value in speed.items()}
+    rows = {
+        name if name == DIRECT else f"{name} samples": f"{value:,.3g}"
+        for name, value in speed.items()
+    }
     return {"tables": {title: rows}, "figures": {"forecasts_per_second": speed}}
 
 
 def _random_histories(options: BenchOptions, length: int, count: int) -> ContextBatch:
     config = options.config
     shape = (count, length, config.data.options.channels)
-    value_BLC = torch.randn(shape, generator=torch.Generator().manual_seed(config.seed), dtype=torch.float64).numpy()
+    value_BLC = torch.randn(
+        shape, generator=torch.Generator().manual_seed(config.seed), dtype=torch.float64
+    ).numpy()
     columns = [f"{channel}" for channel in range(shape[2])]
     recordings = [Recording(f"{row}", columns, value_LC) for row, value_LC in enumerate(value_BLC)]
     return next(last_windows(recordings, config, options.horizon).batches(count))

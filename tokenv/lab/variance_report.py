@@ -69,7 +69,10 @@ def noise_flops(result: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str
     """Return noise times FLOPs of every estimator, relative to the reference's: below 1 is better."""
     costs = result["costs"]
     reference = reference_of(result)
-    products = {label: policy_estimate(entry, label, "noise")[0] * cost["flops"] for label, cost in costs.items()}
+    products = {
+        label: policy_estimate(entry, label, "noise")[0] * cost["flops"]
+        for label, cost in costs.items()
+    }
     base = products[reference]
     if not 0 < base < math.inf:
         base = math.nan
@@ -84,7 +87,15 @@ def variance_tables(result: Mapping[str, Any]) -> Iterator[Table]:
             title += f", {entry['bits_per_byte']:.3f} bits per byte"
         table = Table(title=f"{title}: gradient of the policy", title_justify="left")
         table.add_column("estimator", overflow="fold")
-        for name in ("bias", "turn", "cosine", "noise = 1/SNR²", "seconds", "FLOPs", "noise × FLOPs"):
+        for name in (
+            "bias",
+            "turn",
+            "cosine",
+            "noise = 1/SNR²",
+            "seconds",
+            "FLOPs",
+            "noise × FLOPs",
+        ):
             table.add_column(name, justify="right")
         reference = reference_of(result)
         relative = noise_flops(result, entry)
@@ -171,7 +182,9 @@ def _set_noise_axis(axes: Axes, points: Sequence[_Point]) -> None:
     axes.set(yscale="log", ylim=(min(ends, default=0.1) / 2, max(tops, default=10.0) * 2))
 
 
-def _draw_noise(axes: Axes, points: Sequence[_Point], ink: Any, marker: str = "o", faces: Sequence[Any] = ()) -> None:
+def _draw_noise(
+    axes: Axes, points: Sequence[_Point], ink: Any, marker: str = "o", faces: Sequence[Any] = ()
+) -> None:
     """Draw points with their standard errors, on an axis set by ``_set_noise_axis``.
 
     A bar which comes too near 0 ends at the axis; a point without known error is hollow; a noise which is infinite, or
@@ -193,7 +206,9 @@ def _draw_noise(axes: Axes, points: Sequence[_Point], ink: Any, marker: str = "o
             sign = "^"
             if point.noise <= 0:
                 sign = "v"
-            axes.plot(point.x, point.height(axes), marker=sign, ms=7, mfc="none", mec=ink, ls="", zorder=4)
+            axes.plot(
+                point.x, point.height(axes), marker=sign, ms=7, mfc="none", mec=ink, ls="", zorder=4
+            )
             continue
         look: dict[str, Any] = {"mfc": "white", "mec": face, "mew": 1.5}
         if math.isfinite(point.error):
@@ -222,12 +237,24 @@ def _sign(label: str, **style: Any) -> Line2D:
     return Line2D([], [], label=label, **look)
 
 
-def _draw_legend(figure: Figure, result: Mapping[str, Any], more: Sequence[Line2D], note: str) -> None:
+def _draw_legend(
+    figure: Figure, result: Mapping[str, Any], more: Sequence[Line2D], note: str
+) -> None:
     """Explain the signs below a picture, followed by a note and by what is missing."""
     signs = [
-        _sign("value ± standard error (a bar to the lower edge goes on below it)", marker="o", ms=6, lw=0.8),
+        _sign(
+            "value ± standard error (a bar to the lower edge goes on below it)",
+            marker="o",
+            ms=6,
+            lw=0.8,
+        ),
         _sign("standard error not measurable", marker="o", ms=6, mfc="white"),
-        _sign("no signal: noise infinite (downwards: estimated at 0 or below)", marker="^", ms=7, mfc="none"),
+        _sign(
+            "no signal: noise infinite (downwards: estimated at 0 or below)",
+            marker="^",
+            ms=7,
+            mfc="none",
+        ),
         *more,
     ]
     figure.legend(
@@ -246,12 +273,18 @@ def _notes_on_missing(result: Mapping[str, Any]) -> Iterator[str]:
     """Yield sentences on the estimators without a signal, by checkpoint, and on those which refuse the policy."""
     places = []
     for entry in result["moments"]:
-        without = [label for label in result["costs"] if policy_estimate(entry, label, "noise")[0] == math.inf]
+        without = [
+            label
+            for label in result["costs"]
+            if policy_estimate(entry, label, "noise")[0] == math.inf
+        ]
         if without:
             places.append(f"at {entry['symbols'] / 1e6:.2f} MB: {', '.join(without)}")
     if places:
         yield f"No signal seen {'; '.join(places)}."
-    refused = [label for label, score in result["moments"][-1]["estimators"].items() if "refused" in score]
+    refused = [
+        label for label, score in result["moments"][-1]["estimators"].items() if "refused" in score
+    ]
     if refused:
         yield f"Not measured, for they refuse this policy: {', '.join(refused)}."
 
@@ -268,7 +301,9 @@ def draw_progress(result: Mapping[str, Any], path: Path) -> Path:
     for number, label in enumerate(labels):
         beside = offset * (number - (len(labels) - 1) / 2)
         estimates = [policy_estimate(entry, label, "noise") for entry in entries]
-        lines[label] = [_Point(x + beside, *estimate) for x, estimate in zip(megabytes, estimates, strict=True)]
+        lines[label] = [
+            _Point(x + beside, *estimate) for x, estimate in zip(megabytes, estimates, strict=True)
+        ]
     _set_noise_axis(axes, list(chain.from_iterable(lines.values())))
     ends: list[tuple[float, float, str, str]] = []
     for number, (label, points) in enumerate(lines.items()):
@@ -283,7 +318,8 @@ def draw_progress(result: Mapping[str, Any], path: Path) -> Path:
     axes.set_title("Variance of the policy gradient along one training run", loc="left")
     _label_at_right(axes, ends)
     note = (
-        "Estimators are drawn a little beside one another, so that no bar hides another; they share their checkpoints."
+        "Estimators are drawn a little beside one another, so that no bar hides another; "
+        "they share their checkpoints."
     )
     _draw_legend(figure, result, [], note)
     return save_png(figure, path)
@@ -309,7 +345,13 @@ def _label_at_right(axes: Any, ends: list[tuple[float, float, str, str]]) -> Non
             color=colour,
             va="center",
             annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": "lightgrey", "lw": 0.5, "shrinkA": 0, "shrinkB": 3},
+            arrowprops={
+                "arrowstyle": "-",
+                "color": "lightgrey",
+                "lw": 0.5,
+                "shrinkA": 0,
+                "shrinkB": 3,
+            },
         )
 
 
@@ -335,7 +377,9 @@ def draw_cost(result: Mapping[str, Any], path: Path) -> Path:
     )
     for axes, entry in zip(panels, entries, strict=True):
         points = {
-            label: _Point(cost["flops"] / costs[reference]["flops"], *policy_estimate(entry, label, "noise"))
+            label: _Point(
+                cost["flops"] / costs[reference]["flops"], *policy_estimate(entry, label, "noise")
+            )
             for label, cost in costs.items()
         }
         _set_noise_axis(axes, list(points.values()))
@@ -350,23 +394,44 @@ def draw_cost(result: Mapping[str, Any], path: Path) -> Path:
             text = f"{label}  [{format_estimate(bias)}]"
             ends.append((point.x, point.height(axes), text, "black"))
         if points[reference].is_drawable:
-            line = np.geomspace(0.9, max(point.x for point in points.values()) * 1.05, 50)
-            axes.plot(line, points[reference].noise / line, color="grey", lw=1, ls="--", zorder=1)
-            axes.plot(line, points[reference].noise / line / 2, color="grey", lw=1, ls=":", zorder=1)
+            right = max(point.x for point in points.values())
+            _draw_equal_compute(axes, points[reference].noise, right)
         axes.set(ylim=limits, xlabel=f"FLOPs of an update, relative to {reference}")
         axes.set_title(f"{entry['symbols'] / 1e6:.2f} MB of training", loc="left")
         _label_at_right(axes, ends)
     panels[0].set_ylabel(_NOISE)
-    figure.colorbar(scale, ax=list(panels), label="bias of direction, 1 − cos(E g, true), where it differs from 0")
-    figure.suptitle("Variance of the policy gradient against what an update costs", x=0.01, ha="left")
+    figure.colorbar(
+        scale,
+        ax=list(panels),
+        label="bias of direction, 1 − cos(E g, true), where it differs from 0",
+    )
+    figure.suptitle(
+        "Variance of the policy gradient against what an update costs", x=0.01, ha="left"
+    )
     lines = [
-        _sign("grey: bias within 2 standard errors of 0, or not measurable", marker="o", ms=6, color=_NO_BIAS),
-        _sign(f"as good as {reference} at equal compute: the same noise × FLOPs", color="grey", ls="--"),
+        _sign(
+            "grey: bias within 2 standard errors of 0, or not measurable",
+            marker="o",
+            ms=6,
+            color=_NO_BIAS,
+        ),
+        _sign(
+            f"as good as {reference} at equal compute: the same noise × FLOPs",
+            color="grey",
+            ls="--",
+        ),
         _sign("half of that", color="grey", ls=":"),
     ]
     note = "In brackets, and as colour: bias of direction ± standard error; at 0 it is the true gradient's."
     _draw_legend(figure, result, lines, note)
     return save_png(figure, path)
+
+
+def _draw_equal_compute(axes: Axes, noise: float, right: float) -> None:
+    """Draw where noise × FLOPs equals the reference's, and half of it."""
+    flops = np.geomspace(0.9, right * 1.05, 50)
+    axes.plot(flops, noise / flops, color="grey", lw=1, ls="--", zorder=1)
+    axes.plot(flops, noise / flops / 2, color="grey", lw=1, ls=":", zorder=1)
 
 
 def draw_credit(result: Mapping[str, Any], path: Path) -> Path | None:
@@ -382,7 +447,8 @@ def draw_credit(result: Mapping[str, Any], path: Path) -> Path | None:
         several = np.array(credit["pairs"]) > 1  # one pair has no spread, hence no error
         ahead = np.arange(len(several)) + 1
         rms, noise, mean, error = (
-            np.where(several, credit[name], math.nan) for name in ("rms", "noise", "mean", "mean_error")
+            np.where(several, credit[name], math.nan)
+            for name in ("rms", "noise", "mean", "mean_error")
         )
         name = f"{entry['symbols'] / 1e6:.2f} MB of training"
         left.plot(ahead, rms, color=colour, label=f"effect of one boundary, {name}")
@@ -390,7 +456,9 @@ def draw_credit(result: Mapping[str, Any], path: Path) -> Path | None:
         total = np.cumsum(mean)
         spread = np.sqrt(np.cumsum(error**2))
         right.plot(ahead, total, color=colour, label=name)
-        right.fill_between(ahead, total - 2 * spread, total + 2 * spread, color=colour, alpha=0.15, lw=0)
+        right.fill_between(
+            ahead, total - 2 * spread, total + 2 * spread, color=colour, alpha=0.15, lw=0
+        )
     left.set(xscale="log", yscale="log", xlabel="symbols ahead", ylabel="nats, root mean square")
     left.set_title("Effect of one boundary by distance", loc="left")
     left.legend(fontsize=7, frameon=False)

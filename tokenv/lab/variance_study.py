@@ -67,13 +67,19 @@ def check_estimators(options: VarianceOptions) -> None:
     """
     config = options.config
     device = torch.device("meta")
-    estimators = [_build(options, device, specification) for specification in options.specifications]
+    estimators = [
+        _build(options, device, specification) for specification in options.specifications
+    ]
     if options.length > MAX_ENUMERABLE:
         estimators.append(_build_reference(options, device))
     data = replace(config.data, seq_len=options.length)
     training = replace(config.train, batch_size=options.batch_size)
     samples = max(estimator.sampling.samples for estimator in estimators)
-    check_draws(replace(config, data=data, train=training), max(options.draws, options.reference_draws), samples)
+    check_draws(
+        replace(config, data=data, train=training),
+        max(options.draws, options.reference_draws),
+        samples,
+    )
 
 
 @dataclass(frozen=True)
@@ -137,7 +143,9 @@ class VarianceStudy:
         try:
             from_dict(StoredResult, result)
         except UserError as error:
-            raise UserError(f"{self._path} holds no results of a study: {error}: delete it") from None
+            raise UserError(
+                f"{self._path} holds no results of a study: {error}: delete it"
+            ) from None
         return result
 
     def run(self) -> Result:
@@ -145,14 +153,25 @@ class VarianceStudy:
         options = self.options
         result = self.result
         prepare(options.config.hardware)
-        result["reference"] = "enumeration" if options.length <= MAX_ENUMERABLE else options.reference
+        result["reference"] = (
+            "enumeration" if options.length <= MAX_ENUMERABLE else options.reference
+        )
         paths = self.train_trajectory()
         symbol_BN = next(_texts(options, 1_000_003 + options.noise_seed))
-        for number, path in enumerate(self._bar(paths, desc="checkpoints", unit="checkpoint", leave=True)):
-            components, state = load_components(path, lambda _: options.config.hardware)  # the policy with its softcap
-            problem = GradientProblem(components, symbol_BN.to(components.lm.head.weight.device), options.noise_seed)
+        for number, path in enumerate(
+            self._bar(paths, desc="checkpoints", unit="checkpoint", leave=True)
+        ):
+            # the policy with its softcap
+            components, state = load_components(path, lambda _: options.config.hardware)
+            problem = GradientProblem(
+                components, symbol_BN.to(components.lm.head.weight.device), options.noise_seed
+            )
             if len(result["moments"]) <= number:
-                entry: Result = {"symbols": state.symbols, "bits_per_byte": state.loss, "estimators": {}}
+                entry: Result = {
+                    "symbols": state.symbols,
+                    "bits_per_byte": state.loss,
+                    "estimators": {},
+                }
                 result["moments"].append(entry)
             entry = result["moments"][number]
             if entry["symbols"] != state.symbols:
@@ -161,7 +180,9 @@ class VarianceStudy:
                     f"{state.symbols:,}: the run has other checkpoints now: start the comparison anew"
                 )
             with problem.frozen():
-                self.score_estimators(problem, entry, path, self.folder / f"reference-{number}.safetensors")
+                self.score_estimators(
+                    problem, entry, path, self.folder / f"reference-{number}.safetensors"
+                )
         self.time_estimators(components, problem.symbol_BN)
         return result
 
@@ -173,12 +194,17 @@ class VarianceStudy:
             paths = checkpoints.list_complete(Path(options.run) / "checkpoints")
             if not paths:
                 raise MissingFileError(f"run = {options.run!r} has no checkpoint")
-            chosen = {round((i + 1) * len(paths) / options.checkpoints) - 1 for i in range(options.checkpoints)}
+            chosen = {
+                round((i + 1) * len(paths) / options.checkpoints) - 1
+                for i in range(options.checkpoints)
+            }
             return [paths[i] for i in sorted(chosen) if i >= 0]
         every = -(-options.config.train.symbols // options.checkpoints)
         config = replace(
             options.config,
-            checkpoint=replace(options.config.checkpoint, every_symbols=every, keep=options.checkpoints + 1),
+            checkpoint=replace(
+                options.config.checkpoint, every_symbols=every, keep=options.checkpoints + 1
+            ),
             validation=replace(options.config.validation, every_symbols=every),
         )
         saved = checkpoints.list_complete(folder)
@@ -196,7 +222,9 @@ class VarianceStudy:
                 )
         return paths
 
-    def score_estimators(self, problem: GradientProblem, entry: Result, checkpoint: Path, path: Path) -> None:
+    def score_estimators(
+        self, problem: GradientProblem, entry: Result, checkpoint: Path, path: Path
+    ) -> None:
         """Score the estimators which are missing at a checkpoint, and measure credit by distance.
 
         Args:
@@ -215,10 +243,14 @@ class VarianceStudy:
             self._save()
         if "credit" not in entry and options.credit_draws:
             generator = problem.generator(options.noise_seed + 1)
-            entry["credit"] = asdict(gradients.credit_by_distance(problem, options.credit_draws, generator))
+            entry["credit"] = asdict(
+                gradients.credit_by_distance(problem, options.credit_draws, generator)
+            )
             self._save()
 
-    def reference_gradients(self, problem: GradientProblem, checkpoint: Path, path: Path) -> dict[str, Tensor]:
+    def reference_gradients(
+        self, problem: GradientProblem, checkpoint: Path, path: Path
+    ) -> dict[str, Tensor]:
         """Return the true gradient [1, d], or unbiased draws of it [m, d], of every component: on the CPU."""
         options = self.options
         owner = [self._identity, file_digest(checkpoint / checkpoints.MODEL)]
@@ -226,14 +258,21 @@ class VarianceStudy:
         if measured is not None:
             return measured
         if options.length <= MAX_ENUMERABLE:
-            reference = {name: value.unsqueeze(0).cpu() for name, value in gradients.true_gradient(problem).items()}
+            reference = {
+                name: value.unsqueeze(0).cpu()
+                for name, value in gradients.true_gradient(problem).items()
+            }
         else:
             estimator = _build_reference(options, problem.device)
-            reference = self.draw_gradients(problem, estimator, options.reference_draws, options.noise_seed + 2)
+            reference = self.draw_gradients(
+                problem, estimator, options.reference_draws, options.noise_seed + 2
+            )
         save_measured_tensors(reference, path, owner)
         return reference
 
-    def score(self, problem: GradientProblem, specification: Specification, reference: dict[str, Tensor]) -> Result:
+    def score(
+        self, problem: GradientProblem, specification: Specification, reference: dict[str, Tensor]
+    ) -> Result:
         """Return the figures of one estimator at one checkpoint."""
         options = self.options
         estimator = _build(options, problem.device, specification)
@@ -241,10 +280,15 @@ class VarianceStudy:
             return {"refused": "biased for policies that read earlier boundaries"}
         _warm_up(options, problem, estimator)
         draws = self.draw_gradients(problem, estimator, options.draws, options.noise_seed + 3)
-        components = {name: asdict(gradients.gradient_statistics(draws[name], reference[name])) for name in COMPONENTS}
+        components = {
+            name: asdict(gradients.gradient_statistics(draws[name], reference[name]))
+            for name in COMPONENTS
+        }
         return {"unbiased": estimator.unbiased, "components": components}
 
-    def draw_gradients(self, problem: GradientProblem, estimator: Any, draws: int, seed: int) -> dict[str, Tensor]:
+    def draw_gradients(
+        self, problem: GradientProblem, estimator: Any, draws: int, seed: int
+    ) -> dict[str, Tensor]:
         """Return gradients of every component: [draws, d] on the CPU."""
         generator = problem.generator(seed)
         rows: dict[str, list[Tensor]] = {name: [] for name in COMPONENTS}
@@ -263,7 +307,12 @@ class VarianceStudy:
         estimators = {each.label: _build(options, symbol_BN.device, each) for each in timed}
         rate = mean_rate(options.config.rate)
         costs = measure_costs(
-            components, estimators, symbol_BN, rate=rate, repeats=options.timings, progress=self._progress
+            components,
+            estimators,
+            symbol_BN,
+            rate=rate,
+            repeats=options.timings,
+            progress=self._progress,
         )
         self.result["costs"] = {label: asdict(cost) for label, cost in costs.items()}
         self._save()
@@ -299,7 +348,9 @@ def _build(options: VarianceOptions, device: torch.device, specification: Specif
 def _build_reference(options: VarianceOptions, device: torch.device) -> Any:
     estimator = _build(options, device, parse(options.reference, options.gamma))
     if not estimator.unbiased:
-        raise UserError(f"reference = {options.reference!r} is biased: expected an unbiased estimator, gamma=1")
+        raise UserError(
+            f"reference = {options.reference!r} is biased: expected an unbiased estimator, gamma=1"
+        )
     return estimator
 
 

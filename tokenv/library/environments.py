@@ -61,7 +61,9 @@ class TrainedModelEnv(PicklableEnv):
         config = model.config.data
         kind = self.default_source.config.kind
         if config.kind != kind:
-            raise UserError(f"{run} is a model of {config.kind}: expected one of {kind}; {IDS[config.kind]} takes it")
+            raise UserError(
+                f"{run} is a model of {config.kind}: expected one of {kind}; {IDS[config.kind]} takes it"
+            )
         options = {**options, "lm": model.lm}
         source = source_or(
             options.get("source"),

@@ -20,7 +20,8 @@ from tokenv.plotting.characters import characters, escape
 from tokenv.plotting.html import coloured, legend, render
 from tokenv.plotting.theme import in_words
 
-MAX_BYTES = 10_000  # bytes of a text which a small model segments on a CPU without a noticeable delay
+# bytes of a text which a small model segments on a CPU without a noticeable delay
+MAX_BYTES = 10_000
 CACHED_MODELS = 4  # models in memory, besides one of each run
 
 
@@ -85,9 +86,13 @@ class ModelCache:
         """
         if name is None:
             name = self.defaults[run]
-        path = next((path for path in run_folders.list_all(self.folders[run]) if path.name == name), None)
+        path = next(
+            (path for path in run_folders.list_all(self.folders[run]) if path.name == name), None
+        )
         if path is None:
-            raise MissingFileError(f"{run} has no checkpoint {name!r} any more: reload the page to see which there are")
+            raise MissingFileError(
+                f"{run} has no checkpoint {name!r} any more: reload the page to see which there are"
+            )
         if path not in self._models:
             self._models[path] = Model(load_run(str(path), fall_back=False))
         self._models.move_to_end(path)
@@ -153,7 +158,11 @@ def render_page(models: ModelCache, seed: int) -> str:
 
 
 def segment_text(
-    models: ModelCache, request: SegmentRequest, seed: int, *, check: Callable[[], object] = lambda: None
+    models: ModelCache,
+    request: SegmentRequest,
+    seed: int,
+    *,
+    check: Callable[[], object] = lambda: None,
 ) -> dict[str, Any]:
     """Segment a text with each run.
 
@@ -168,16 +177,25 @@ def segment_text(
         ``facts`` and ``html`` (the coloured text, escaped) or ``error``; and the ``labels`` of their colour scale.
     """
     spans: dict[str, Spans] = {}
-    names = models.defaults | {run: name for run, name in request.checkpoints.items() if run in models.defaults}
-    answers: dict[str, dict[str, Any]] = {run: {"run": run, "checkpoint": name} for run, name in names.items()}
+    names = models.defaults | {
+        run: name for run, name in request.checkpoints.items() if run in models.defaults
+    }
+    answers: dict[str, dict[str, Any]] = {
+        run: {"run": run, "checkpoint": name} for run, name in names.items()
+    }
     for run, name in names.items():
         check()
         try:
             model = models.model(run, name)
-            spans[run] = model.spans(request.text, seed=seed, threshold=request.threshold, rate=request.rate)
+            spans[run] = model.spans(
+                request.text, seed=seed, threshold=request.threshold, rate=request.rate
+            )
         except UserError as error:
             answers[run]["error"] = escape(str(error))
-    passages = {run: characters(each.text, each.probabilities, each.boundaries) for run, each in spans.items()}
+    passages = {
+        run: characters(each.text, each.probabilities, each.boundaries)
+        for run, each in spans.items()
+    }
     scale = colour_scale(*passages.values())
     for run, each in spans.items():
         html = render("library/passage.html.jinja", spans=coloured(passages[run], scale))

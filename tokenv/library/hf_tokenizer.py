@@ -91,7 +91,9 @@ class ModelTokenizer(PreTrainedTokenizerFast):
             self._split_by(self._model)
 
 
-def _rebuild(kind: type[ModelTokenizer], model: Any, backend: str, options: dict[str, Any]) -> ModelTokenizer:
+def _rebuild(
+    kind: type[ModelTokenizer], model: Any, backend: str, options: dict[str, Any]
+) -> ModelTokenizer:
     return kind(tokenizer_object=Tokenizer.from_str(backend), **options)._split_by(model)
 
 

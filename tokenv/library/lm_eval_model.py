@@ -73,7 +73,9 @@ class TokenvLM(LM):
         self._options: Keywords = {"seed": seed, "threshold": threshold}
         self._max_new = max_new_tokens
 
-    def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+    def loglikelihood(
+        self, requests: Sequence[Any], disable_tqdm: bool = False
+    ) -> list[tuple[float, bool]]:
         """Return ``log p(continuation | context)`` in nats, and whether it is the greedy one: see ``Model.score``.
 
         Args:
@@ -82,7 +84,9 @@ class TokenvLM(LM):
         """
         return self._respond("loglikelihood", requests, self._score, disable_tqdm)
 
-    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+    def loglikelihood_rolling(
+        self, requests: Sequence[Any], disable_tqdm: bool = False
+    ) -> list[float]:
         """Return ``log p(text)`` in nats of all bytes but the first.
 
         Args:
@@ -154,11 +158,18 @@ class TokenvLM(LM):
                 temperature = 0.0
             max_new_tokens = int(options.get("max_gen_toks", self._max_new))
             top_p = float(options.get("top_p", 1))
-            groups[max_new_tokens, temperature, top_p, stops[0] if len(stops) == 1 else None].append(i)
+            groups[
+                max_new_tokens, temperature, top_p, stops[0] if len(stops) == 1 else None
+            ].append(i)
         texts = [""] * len(requests)
         for (max_new_tokens, temperature, top_p, stop), rows in groups.items():
             contexts = [requests[i][0] for i in rows]
-            how: Writing = {"temperature": temperature, "top_p": top_p, "stop": stop, "seed": self._options["seed"]}
+            how: Writing = {
+                "temperature": temperature,
+                "top_p": top_p,
+                "stop": stop,
+                "seed": self._options["seed"],
+            }
             written = self.model.generate(contexts, max_new_tokens, **how)
             for i, text in zip(rows, written, strict=True):
                 texts[i] = _cut_at(text[len(requests[i][0]) :], stops_of[i])

@@ -18,7 +18,13 @@ from tokenv.core.trust import allowing
 from tokenv.data.corpus import CorpusFactory
 from tokenv.evaluation.calibration import segment_at_rate
 from tokenv.evaluation.evaluator import EvalOptions
-from tokenv.evaluation.loaded_run import LoadedRun, generate_texts, load_run, score_texts, segment_texts
+from tokenv.evaluation.loaded_run import (
+    LoadedRun,
+    generate_texts,
+    load_run,
+    score_texts,
+    segment_texts,
+)
 from tokenv.library import model_hub
 from tokenv.library.spans import PreTokenizer, Spans
 from tokenv.plotting.theme import with_error
@@ -138,14 +144,17 @@ class Model(SeriesMethods):
     def tokens(self, text: One, **options: Unpack[Keywords]) -> list[bytes]: ...
     @overload
     def tokens(self, text: Several, **options: Unpack[Keywords]) -> list[list[bytes]]: ...
-    def tokens(self, text: One | Several, **options: Unpack[Keywords]) -> list[bytes] | list[list[bytes]]:
+    def tokens(
+        self, text: One | Several, **options: Unpack[Keywords]
+    ) -> list[bytes] | list[list[bytes]]:
         """Segment a text into tokens; joined, they are its bytes. The arguments are those of ``spans``.
 
         Several texts share forward passes; the result for each is that of the text alone, up to rounding.
         """
         if not isinstance(text, list | tuple):
             return self.spans(text, **options).tokens
-        if options.get("rate") is not None and self.agent.rates is None:  # each text has its own shift of the logits
+        # each text has its own shift of the logits
+        if options.get("rate") is not None and self.agent.rates is None:
             return [self.spans(each, **options).tokens for each in text]
         segmentations = segment_texts(
             self._text_model(),
@@ -197,7 +206,9 @@ class Model(SeriesMethods):
         try:
             from tokenv.library.hf_tokenizer import ModelTokenizer
         except ImportError:
-            raise MissingFileError("tokenizer() needs the package transformers: pip install transformers") from None
+            raise MissingFileError(
+                "tokenizer() needs the package transformers: pip install transformers"
+            ) from None
         if texts is None:
             batch = CorpusFactory(self.config.data)(0).next(sequences)
             texts = [bytes(row).decode(errors="replace") for row in batch.symbol_BN.tolist()]
@@ -205,7 +216,9 @@ class Model(SeriesMethods):
         return ModelTokenizer.train(self, texts, vocab_size, rate=rate, **options)
 
     @overload
-    def log_likelihood(self, text: One, *, context: One = b"", **options: Unpack[Keywords]) -> float: ...
+    def log_likelihood(
+        self, text: One, *, context: One = b"", **options: Unpack[Keywords]
+    ) -> float: ...
     @overload
     def log_likelihood(
         self, text: Several, *, context: One | Several = b"", **options: Unpack[Keywords]
@@ -235,7 +248,9 @@ class Model(SeriesMethods):
         return nats[0]
 
     @overload
-    def score(self, text: One, *, context: One = b"", **options: Unpack[Keywords]) -> tuple[float, bool]: ...
+    def score(
+        self, text: One, *, context: One = b"", **options: Unpack[Keywords]
+    ) -> tuple[float, bool]: ...
     @overload
     def score(
         self, text: Several, *, context: One | Several = b"", **options: Unpack[Keywords]
@@ -266,7 +281,9 @@ class Model(SeriesMethods):
         starts = [max(len(context), 1) for context, _ in pairs]
         texts = [context + text for context, text in pairs]
         if any(len(text) <= start for start, text in zip(starts, texts, strict=True)):
-            raise UserError("nothing to predict: expected a text of at least one byte after the first, or a context")
+            raise UserError(
+                "nothing to predict: expected a text of at least one byte after the first, or a context"
+            )
         scores = score_texts(self._text_model(), texts, options, greedy=greedy)
         return [
             (math.fsum(nats_N[start:]), all(greedy_N[start:]))
@@ -275,7 +292,12 @@ class Model(SeriesMethods):
 
     @overload
     def generate(
-        self, prompt: Text, max_new_tokens: int = 200, *, num_return_sequences: None = None, **options: Unpack[Writing]
+        self,
+        prompt: Text,
+        max_new_tokens: int = 200,
+        *,
+        num_return_sequences: None = None,
+        **options: Unpack[Writing],
     ) -> Text: ...
     @overload
     def generate(
@@ -288,7 +310,12 @@ class Model(SeriesMethods):
     ) -> list[Text]: ...
     @overload
     def generate(
-        self, prompt: Text, max_new_tokens: int = 200, *, num_return_sequences: int, **options: Unpack[Writing]
+        self,
+        prompt: Text,
+        max_new_tokens: int = 200,
+        *,
+        num_return_sequences: int,
+        **options: Unpack[Writing],
     ) -> list[Text]: ...
     @overload
     def generate(
@@ -411,7 +438,9 @@ class Model(SeriesMethods):
 
     def _text_model(self) -> LoadedRun:
         if self.config.data.kind != "text":
-            raise UserError(f"data.kind = {self.config.data.kind!r}: expected a model of text; forecast does these")
+            raise UserError(
+                f"data.kind = {self.config.data.kind!r}: expected a model of text; forecast does these"
+            )
         return self._trained
 
     def _facts(self) -> dict[str, str]:
@@ -424,7 +453,9 @@ class Model(SeriesMethods):
             "agent": f"{config.agent['name']}, rate {config.rate:g}",
         }
         if state.validation is not None:
-            facts[state.unit.replace("_", " ")] = with_error(state.validation.loss, state.validation.standard_error)
+            facts[state.unit.replace("_", " ")] = with_error(
+                state.validation.loss, state.validation.standard_error
+            )
         return facts
 
     def __repr__(self) -> str:
@@ -432,7 +463,9 @@ class Model(SeriesMethods):
         return f"Model({self._trained.path}: {facts})"
 
     def _repr_html_(self) -> str:
-        rows = "".join(f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in self._facts().items())
+        rows = "".join(
+            f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in self._facts().items()
+        )
         return f"<table><caption>{escape(str(self._trained.path))}</caption>{rows}</table>"
 
 
@@ -451,8 +484,12 @@ def _pairs(text: One | Several, context: One | Several) -> list[tuple[bytes, byt
     else:
         contexts = [context] * len(texts)
     if len(contexts) != len(texts):
-        raise UserError(f"context = {len(contexts)} contexts for {len(texts)} texts: expected one, or one for each")
-    return [(to_bytes(before), to_bytes(each)) for before, each in zip(contexts, texts, strict=True)]
+        raise UserError(
+            f"context = {len(contexts)} contexts for {len(texts)} texts: expected one, or one for each"
+        )
+    return [
+        (to_bytes(before), to_bytes(each)) for before, each in zip(contexts, texts, strict=True)
+    ]
 
 
 def _continued(prompt: One, text: bytes) -> One:

@@ -70,11 +70,15 @@ def locate(name: str | Path, *, revision: str | None = None, token: str | None =
             f"Hub ({reason}): expected a run folder such as runs/1, or owner/name"
         ) from error
     if not (folder / STATE).is_file():
-        raise UserError(f"{str(name)!r} on the Hugging Face Hub has no {STATE}: expected what push_to_hub() uploads")
+        raise UserError(
+            f"{str(name)!r} on the Hugging Face Hub has no {STATE}: expected what push_to_hub() uploads"
+        )
     return folder
 
 
-def save(trained: LoadedRun, folder: Path, *, facts: Mapping[str, str], name: str | None = None) -> Path:
+def save(
+    trained: LoadedRun, folder: Path, *, facts: Mapping[str, str], name: str | None = None
+) -> Path:
     """Save a model so that ``load_run`` can read it.
 
     Args:

@@ -75,7 +75,9 @@ def in_url(host: str) -> str:
     return host
 
 
-def build_application(models: ModelCache, *, seed: int = 0, names: Sequence[str] = LOCAL) -> Starlette:
+def build_application(
+    models: ModelCache, *, seed: int = 0, names: Sequence[str] = LOCAL
+) -> Starlette:
     """Build the ASGI application: the page, its script, ``/runs`` (GET) and ``/spans`` (POST).
 
     The models process one request at a time, and ``MAX_WAITING`` further requests wait; any more get status 503. A
@@ -97,7 +99,9 @@ def build_application(models: ModelCache, *, seed: int = 0, names: Sequence[str]
 
     async def computed(request: Request, work: Callable[[], dict[str, Any]]) -> Response:
         if limiter.statistics().tasks_waiting >= MAX_WAITING:
-            return _failure(f"{MAX_WAITING} requests are waiting already: try again in some seconds", 503)
+            return _failure(
+                f"{MAX_WAITING} requests are waiting already: try again in some seconds", 503
+            )
         result = await _unless_disconnected(request, work, limiter)
         if result is None:
             return Response(status_code=DISCONNECTED)
@@ -121,7 +125,9 @@ def build_application(models: ModelCache, *, seed: int = 0, names: Sequence[str]
             wanted = from_dict(SegmentRequest, await _read_body(request))
         except UserError as error:
             return _failure(str(error), 400)
-        return await computed(request, lambda: segment_text(models, wanted, seed, check=from_thread.check_cancelled))
+        return await computed(
+            request, lambda: segment_text(models, wanted, seed, check=from_thread.check_cancelled)
+        )
 
     routes = [
         Route("/", home),
@@ -129,7 +135,9 @@ def build_application(models: ModelCache, *, seed: int = 0, names: Sequence[str]
         Route("/runs", _handle_early_end(runs)),
         Route("/spans", _handle_early_end(spans), methods=["POST"]),
     ]
-    return Starlette(routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(names))])
+    return Starlette(
+        routes=routes, middleware=[Middleware(TrustedHostMiddleware, allowed_hosts=list(names))]
+    )
 
 
 def _failure(message: str, status: int) -> Response:
@@ -138,7 +146,9 @@ def _failure(message: str, status: int) -> Response:
     return JSONResponse({"error": message}, status, HEADERS)
 
 
-def _handle_early_end(endpoint: Callable[[Request], Awaitable[Response]]) -> Callable[[Request], Awaitable[Response]]:
+def _handle_early_end(
+    endpoint: Callable[[Request], Awaitable[Response]],
+) -> Callable[[Request], Awaitable[Response]]:
     """Wrap an endpoint so that it also answers requests which end early, and uvicorn logs no traceback."""
     from starlette.requests import ClientDisconnect
     from starlette.responses import Response
@@ -191,7 +201,9 @@ async def _read_body(request: Request) -> dict[str, Any]:
         values = json.loads(data)
         json.dumps(values, ensure_ascii=False).encode()
     except UnicodeEncodeError:
-        raise UserError("the JSON holds a lone surrogate, such as \\ud800: expected Unicode text") from None
+        raise UserError(
+            "the JSON holds a lone surrogate, such as \\ud800: expected Unicode text"
+        ) from None
     except (ValueError, RecursionError) as error:
         raise UserError(f"no JSON: {error}") from None
     if not isinstance(values, dict) or "text" not in values:
@@ -216,11 +228,15 @@ def listen(host: str, port: int) -> socket.socket:
             number = None
             reason = error
         if number == errno.EADDRINUSE:
-            message = f"port = {port}: in use at {host}: expected a free one, such as port=0 for any"
+            message = (
+                f"port = {port}: in use at {host}: expected a free one, such as port=0 for any"
+            )
         elif number == errno.EACCES:
             message = f"port = {port}: not allowed ({reason}): expected one from 1024 on"
         else:
-            message = f"host = {host!r}: {reason}: expected an address of this machine, such as 127.0.0.1"
+            message = (
+                f"host = {host!r}: {reason}: expected an address of this machine, such as 127.0.0.1"
+            )
         raise UserError(message) from None
 
 

@@ -56,7 +56,10 @@ class Spans(Sequence[Span]):
         self.logit_bias = segmentation.logit_bias
         self.probabilities = segmentation.probability_N
         self.boundaries = segmentation.boundary_N
-        self.bits = [None if math.isnan(nats) else -nats / math.log(2) for nats in segmentation.log_likelihood_N]
+        self.bits = [
+            None if math.isnan(nats) else -nats / math.log(2)
+            for nats in segmentation.log_likelihood_N
+        ]
         ends = [i + 1 for i, drawn in enumerate(self.boundaries[:-1]) if drawn] + [len(self.text)]
         self._spans = [self._span(start, end) for start, end in zip([0, *ends], ends, strict=False)]
 
@@ -127,7 +130,9 @@ class Spans(Sequence[Span]):
     def _repr_html_(self) -> str:
         """Return the text in colour, inside a frame which keeps its style from the notebook."""
         shown = slice(NOTEBOOK_BYTES)
-        excerpt = Segmentation(self.text[shown], self.probabilities[shown], self.boundaries[shown], [])
+        excerpt = Segmentation(
+            self.text[shown], self.probabilities[shown], self.boundaries[shown], []
+        )
         cut = len(self.text) > NOTEBOOK_BYTES
         if cut:
             title = f"the first {NOTEBOOK_BYTES:,} of {len(self.text):,} bytes"
@@ -162,7 +167,11 @@ class PreTokenizer:
 
     def pre_tokenize(self, pretok: Any) -> None:
         """Split a ``PreTokenizedString`` in place; the library calls this method."""
-        pretok.split(lambda _, piece: [piece[start:end] for start, end in pairwise(self._offsets(str(piece)))])
+        pretok.split(
+            lambda _, piece: [
+                piece[start:end] for start, end in pairwise(self._offsets(str(piece)))
+            ]
+        )
 
     def _offsets(self, text: str) -> list[int]:
         """Return offsets in characters, from 0 to the text's end; none for an empty text."""

@@ -114,7 +114,8 @@ AttentionFn = Callable[[Tensor, Tensor, Tensor], Tensor]
 # queries, and keys, of a block of the GPU's attention
 BLOCK = 128
 SMALL_BLOCK = 64
-STORED_ENTRIES = 2**25  # largest number of stored scores of local attention: 128 MiB in float32, twice a layer
+# largest number of stored scores of local attention: 128 MiB in float32, twice a layer
+STORED_ENTRIES = 2**25
 
 
 @contextmanager

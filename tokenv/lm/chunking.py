@@ -172,7 +172,9 @@ class SelectChunking(Chunking):
         if boundary_BT is not None:
             return x_BTD + relaxed_tokens(x_BTD, boundary_BT, apply_token_layers)
         segments = segment(action_BT, multiple)
-        token_BMD = apply_token_layers(select(x_BTD, segments), segments.boundary_BM, segments=segments)
+        token_BMD = apply_token_layers(
+            select(x_BTD, segments), segments.boundary_BM, segments=segments
+        )
         return x_BTD + distribute(token_BMD, segments)
 
     def _read_layers(self, apply_token_layers: TokenLayers) -> TokenLayers:
@@ -377,7 +379,9 @@ class EMASmoothing(Chunking):
         """Return Y; see ``Chunking``."""
         segments = segment(action_BT, multiple)
         residual_BTD = self.residual(x_BTD)
-        token_BMD = apply_token_layers(select(x_BTD, segments), segments.boundary_BM, segments=segments)
+        token_BMD = apply_token_layers(
+            select(x_BTD, segments), segments.boundary_BM, segments=segments
+        )
         token_BMD = token_BMD.to(residual_BTD.dtype)
         if boundary_BT is None:
             y_BTD = distribute(token_BMD, segments)
@@ -397,7 +401,9 @@ class EMASmoothing(Chunking):
 class _EMASmoothingStepper(Stepper):
     def __init__(self, chunking: EMASmoothing, batch: int, device: torch.device) -> None:
         self.chunking = chunking
-        self.z_BD = torch.zeros(batch, chunking.width, device=device, dtype=chunking.residual_proj.weight.dtype)
+        self.z_BD = torch.zeros(
+            batch, chunking.width, device=device, dtype=chunking.residual_proj.weight.dtype
+        )
 
     def reset(self, rows_B: Tensor) -> None:
         self.z_BD = self.z_BD.masked_fill(rows_B[:, None], 0.0)

@@ -205,7 +205,9 @@ def sample_bytes(
     for r in range(rows):
         uniform_V = uniform_RV[r]
         for v in range(vocabulary):  # cap * tanh
-            weight_V[v] = cap - two * cap / (np.exp(two / np.float32(softcap) * logit_RV[r, v]) + np.float32(1))
+            weight_V[v] = cap - two * cap / (
+                np.exp(two / np.float32(softcap) * logit_RV[r, v]) + np.float32(1)
+            )
         highest = weight_V.max()
         total = np.float32(0)
         lowest = uniform_V[0]

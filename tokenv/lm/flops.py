@@ -28,7 +28,9 @@ FORWARD_FLOPS_PER_PARAMETER = 2
 
 def matrix_parameters(*modules: nn.Module) -> int:
     """Return the number of entries of all linear layers' matrices, without embeddings and norms."""
-    linear = (child for module in modules for child in module.modules() if isinstance(child, nn.Linear))
+    linear = (
+        child for module in modules for child in module.modules() if isinstance(child, nn.Linear)
+    )
     return sum(child.weight.numel() for child in linear)
 
 
@@ -115,7 +117,12 @@ class Passes:
         per_sequence = rate * batch.length
         count = round(batch.sequences * per_sequence)
         pairs = round(batch.sequences * per_sequence * (per_sequence + 1) / 2)
-        return Tokens(self.learning * count, self.reward_only * count, self.learning * pairs, self.reward_only * pairs)
+        return Tokens(
+            self.learning * count,
+            self.reward_only * count,
+            self.learning * pairs,
+            self.reward_only * pairs,
+        )
 
 
 @dataclass(frozen=True)
@@ -167,7 +174,9 @@ class _Model:
         self._per_pair = 2 * lm.config.width * attention
 
     def _layers(self, layers: nn.ModuleList, positions: int, pairs: int) -> _Products:
-        return _Products(matrix_parameters(layers) * positions, self._per_pair * len(layers) * pairs)
+        return _Products(
+            matrix_parameters(layers) * positions, self._per_pair * len(layers) * pairs
+        )
 
     def byte_layers(self, layers: nn.ModuleList) -> _Products:
         """Count byte-level decoder layers."""
@@ -230,7 +239,10 @@ def update_flops(
     every_byte = model.every_byte_a_token + model.decoder
     learning_tokens = model.token_layers(tokens.learning, tokens.learning_pairs)
     learning = learning_tokens + model.decoder * passes.learning + every_byte * passes.relaxed
-    reward_only = model.token_layers(tokens.forward, tokens.forward_pairs) + model.decoder * passes.reward_only
+    reward_only = (
+        model.token_layers(tokens.forward, tokens.forward_pairs)
+        + model.decoder * passes.reward_only
+    )
     pathwise = every_byte * passes.pathwise
     flops = reward_only.forward + pathwise.without_parameters
     if passes.frozen:
@@ -241,7 +253,11 @@ def update_flops(
         flops += learning.both
     encodings = 1 + passes.replays
     flops += (encoder + policy_flops * batch.symbols) * encodings
-    per_symbol = passes.early_exit * matrix_parameters(lm.early_head) + policy_flops * passes.head + passes.estimator
+    per_symbol = (
+        passes.early_exit * matrix_parameters(lm.early_head)
+        + policy_flops * passes.head
+        + passes.estimator
+    )
     flops += per_symbol * batch.symbols
     if recompute:
         up = model.byte_layers(lm.up)
@@ -258,7 +274,9 @@ def given_flops(lm: UNet, batch: Batch, tokens: Tokens, *, attention: bool = Tru
     return update_flops(lm, batch, tokens, 0, Passes(early_exit=0), attention=attention)
 
 
-def training_flops(lm: UNet, batch: Batch, tokens: Tokens, policy_flops: int = 0, *, attention: bool = True) -> int:
+def training_flops(
+    lm: UNet, batch: Batch, tokens: Tokens, policy_flops: int = 0, *, attention: bool = True
+) -> int:
     """Return the cost of training, with the early exit.
 
     Args:

@@ -118,7 +118,8 @@ class _KernelCache(FunctionCache):
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
-        base = f"{self._impl.filename_base}.tokenv"  # beside files which numba alone may have stored
+        # beside files which numba alone may have stored
+        base = f"{self._impl.filename_base}.tokenv"
         self._cache_file = _DigestedFiles(
             self._cache_path,
             base,

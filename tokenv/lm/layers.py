@@ -69,7 +69,9 @@ class RMSNorm(nn.Module):
         return _RMSNormFunction.apply(x, weight)
 
 
-def rotary_frequencies(head_size: int, base: float, dtype: torch.dtype, device: torch.device | None = None) -> Tensor:
+def rotary_frequencies(
+    head_size: int, base: float, dtype: torch.dtype, device: torch.device | None = None
+) -> Tensor:
     """Return the angles by which rotary position embeddings turn at each position, in radians, [d/2]."""
     power = torch.arange(0, head_size, 2, device=device, dtype=dtype) / head_size
     return base**-power

@@ -299,7 +299,9 @@ def relaxed_attention(
     return share.to(v.dtype) @ v
 
 
-def relaxed_tokens(x_BTD: Tensor, gate_BT: Tensor, apply_token_layers: Callable[..., Tensor]) -> Tensor:
+def relaxed_tokens(
+    x_BTD: Tensor, gate_BT: Tensor, apply_token_layers: Callable[..., Tensor]
+) -> Tensor:
     """Return the token which each byte reads, if all bytes are tokens with gates.
 
     All T bytes run through the token-level layers with ``relaxed_attention``, to Y'; then

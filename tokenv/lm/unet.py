@@ -19,7 +19,13 @@ from torch import Tensor, nn
 
 from tokenv.core.devices import compiles
 from tokenv.lm.attention import BLOCK, SMALL_BLOCK, AttentionFn, flex_options, select_attention
-from tokenv.lm.chunking import Chunking, DeviationChunking, EMASmoothing, MeanChunking, SelectChunking
+from tokenv.lm.chunking import (
+    Chunking,
+    DeviationChunking,
+    EMASmoothing,
+    MeanChunking,
+    SelectChunking,
+)
 from tokenv.lm.codecs.base import ByteCodec, Codec, make_head
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.elapsed import ElapsedEmbedding, elapsed_symbols
@@ -107,7 +113,9 @@ class Encoder(nn.Module):
         position_N = torch.arange(x_BND.shape[1], device=x_BND.device)
         rotary = self.rotary(position_N, x_BND.dtype)
         config = self.config
-        attention = select_attention(x_BND.shape[1], x_BND.device, config.attention_softcap, config.window, self._block)
+        attention = select_attention(
+            x_BND.shape[1], x_BND.device, config.attention_softcap, config.window, self._block
+        )
         for layer in layers:
             x_BND = layer(x_BND, rotary, attention)
         return x_BND
@@ -133,7 +141,10 @@ class UNet(Encoder):
     auxiliary_head: Any
 
     def __init__(
-        self, config: UNetConfig, codec: Codec | None = None, compute_dtype: torch.dtype | None = None
+        self,
+        config: UNetConfig,
+        codec: Codec | None = None,
+        compute_dtype: torch.dtype | None = None,
     ) -> None:
         codec = codec or ByteCodec(config.width, softcap=config.output_softcap)
         super().__init__(config, codec, compute_dtype, early_exit=False)
@@ -204,13 +215,17 @@ class UNet(Encoder):
             attention = functools.partial(relaxed_attention, softcap=softcap, gate_BN=gate_BM)
         return self._token_layers(token_BMD, position_BM, attention)
 
-    def _token_layers(self, token_BMD: Tensor, position_BM: Tensor, attention: AttentionFn) -> Tensor:
+    def _token_layers(
+        self, token_BMD: Tensor, position_BM: Tensor, attention: AttentionFn
+    ) -> Tensor:
         rotary = self.rotary(position_BM, token_BMD.dtype)
         for layer in self.mid:
             token_BMD = layer(token_BMD, rotary, attention)
         return token_BMD
 
-    def decode_hidden(self, x_BTD: Tensor, action_BT: Tensor, boundary_BT: Tensor | None = None) -> Tensor:
+    def decode_hidden(
+        self, x_BTD: Tensor, action_BT: Tensor, boundary_BT: Tensor | None = None
+    ) -> Tensor:
         """Return the normalised hidden states which the heads read, from byte representations and boundaries (eq. 3-5).
 
         Args:
@@ -225,7 +240,11 @@ class UNet(Encoder):
             [B, T, D].
         """
         y_BTD = self.pooling(
-            self._to_compute_dtype(x_BTD), action_BT, boundary_BT, self.apply_token_layers, self.token_multiple
+            self._to_compute_dtype(x_BTD),
+            action_BT,
+            boundary_BT,
+            self.apply_token_layers,
+            self.token_multiple,
         )
         if self.config.elapsed:
             y_BTD = y_BTD + self._to_compute_dtype(self.elapsed(elapsed_symbols(action_BT)))
@@ -247,7 +266,9 @@ class UNet(Encoder):
         """Return the early exit's log-probability of the next symbols, from the output of ``encode``."""
         return self._log_prob(self.codec, self.early_exit, x, symbol)
 
-    def decode_samples(self, x_BTD: Tensor, action: Tensor, boundary: Tensor | None = None) -> Tensor:
+    def decode_samples(
+        self, x_BTD: Tensor, action: Tensor, boundary: Tensor | None = None
+    ) -> Tensor:
         """Apply ``decode_hidden`` to several samples of the boundaries: actions [.., B, T] -> [.., B, T, D]."""
         samples = action.shape[:-2]
         x = x_BTD.expand(*samples, *x_BTD.shape).flatten(0, -3)

@@ -28,7 +28,9 @@ class Character:
     end: int
 
 
-def characters(data: bytes, probability: Sequence[float], boundary: Sequence[bool]) -> list[Character]:
+def characters(
+    data: bytes, probability: Sequence[float], boundary: Sequence[bool]
+) -> list[Character]:
     r"""Split bytes into UTF-8 characters, each with one probability and one decision.
 
     A character of several bytes takes the probability of its last byte (the paper's appendix B) and has a
@@ -57,7 +59,8 @@ def characters(data: bytes, probability: Sequence[float], boundary: Sequence[boo
 
     result = []
     start = 0
-    for character in data.decode("utf-8", "surrogateescape"):  # a byte which is not valid is a lone surrogate
+    # a byte which is not valid is a lone surrogate
+    for character in data.decode("utf-8", "surrogateescape"):
         end = start + len(character.encode("utf-8", "surrogateescape"))
         text = escape(character)
         if "\udc80" <= character <= "\udcff":

@@ -19,7 +19,19 @@ from tokenv.core.atomic import replacing_file, write_atomically
 from tokenv.plotting.characters import Character, escape, escape_line
 from tokenv.plotting.theme import PALETTE, ink, level
 
-FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "＝", "＋", "－", "＠")  # the last four are full-width
+FORMULA = (
+    "=",
+    "+",
+    "-",
+    "@",
+    "\t",
+    "\r",
+    "\n",
+    "＝",
+    "＋",
+    "－",
+    "＠",
+)  # the last four are full-width
 
 
 def summary_table(rows: Mapping[str, str], title: str) -> Table:

@@ -35,7 +35,8 @@ _SMOOTHING = 50  # the running mean of a curve spans this fraction of it
 _HUGE = 1e100  # Matplotlib's arithmetic on axis limits overflows far below the largest float
 _BANDS = ((BLUE, 0.14), (AMBER, 0.2))  # transparent, for light and dark pages
 _DASHED = (0, (4, 2))
-_CHANNEL_COLOURS = (GREEN, PINK, SKY, AMBER)  # of channels after the first, which has the colour of text
+# of channels after the first, which has the colour of text
+_CHANNEL_COLOURS = (GREEN, PINK, SKY, AMBER)
 
 
 def png(figure: Figure) -> bytes:
@@ -118,7 +119,9 @@ def draw_picture(path: Path, height: float, title: str, draw: Callable[[Figure],
     return path
 
 
-def _draw_page(page: Page, width: float, height: float, dpi: int, draw: Callable[[Figure], None]) -> bytes:
+def _draw_page(
+    page: Page, width: float, height: float, dpi: int, draw: Callable[[Figure], None]
+) -> bytes:
     with mpl.rc_context(style(page)):
         figure = Figure(figsize=(width, height), dpi=dpi, layout="constrained")
         draw(figure)
@@ -131,7 +134,9 @@ def legend_below(figure: Figure, handles: Sequence[Any], names: Sequence[str]) -
     side_by_side = {tuple: HandlerTuple(ndivide=None, pad=0)}
     # Matplotlib omits labels which begin with an underscore: the names are set afterwards.
     labels = ["x"] * len(names)
-    legend = figure.legend(handles, labels, loc="outside lower center", ncols=columns, handler_map=side_by_side)
+    legend = figure.legend(
+        handles, labels, loc="outside lower center", ncols=columns, handler_map=side_by_side
+    )
     for text, name in zip(legend.get_texts(), names, strict=True):
         text.set_text(name)
 
@@ -140,7 +145,10 @@ def legend_columns(names: Sequence[str], width: float = _WIDTH) -> int:
     """Return as many columns as fit into a width in inches, whose lengths differ by one at most."""
     for rows in range(1, len(names)):
         columns = math.ceil(len(names) / rows)
-        widest = [max(map(len, column)) for column in np.array_split(np.array(names, dtype=object), columns)]
+        widest = [
+            max(map(len, column))
+            for column in np.array_split(np.array(names, dtype=object), columns)
+        ]
         if sum(0.55 + _LETTER * letters for letters in widest) <= width:
             return columns
     return 1
@@ -160,7 +168,9 @@ def running_mean(y: np.ndarray, span: int) -> np.ndarray:
     return np.divide(total, count, out=np.full(len(y), np.nan), where=count > 0.5)
 
 
-def draw_curve(axes: Axes, curve: Curve, *, label: str, colour: str, log: bool = False, sparse: bool = False) -> bool:
+def draw_curve(
+    axes: Axes, curve: Curve, *, label: str, colour: str, log: bool = False, sparse: bool = False
+) -> bool:
     """Draw one curve; a long one faintly, with its running mean on top.
 
     Args:
@@ -220,12 +230,22 @@ def draw_values(
         axes.axvspan(start, end, color=_BANDS[number % 2], linewidth=0)
     for number, value_N in enumerate(value_NC.T):
         # Markers show a value between two missing ones.
-        axes.plot(value_N, color=colours[number % len(colours)], linewidth=1.1, marker=".", markersize=2.5)
+        axes.plot(
+            value_N, color=colours[number % len(colours)], linewidth=1.1, marker=".", markersize=2.5
+        )
     if gold_N is not None:
         for step in np.flatnonzero(gold_N):
             axes.axvline(step + 0.5, color=ORANGE, linewidth=1.3, linestyle=_DASHED)
     if context:
-        axes.axvspan(-0.5, context - 0.5, facecolor="none", edgecolor="0.6", hatch="//", linewidth=0, alpha=0.5)
+        axes.axvspan(
+            -0.5,
+            context - 0.5,
+            facecolor="none",
+            edgecolor="0.6",
+            hatch="//",
+            linewidth=0,
+            alpha=0.5,
+        )
     axes.set_title(title, loc="left", fontsize="small", parse_math=False)
     axes.set(xlim=(-0.5, length - 0.5))
     axes.grid(visible=False)
@@ -258,11 +278,15 @@ def series_legend(*, context: bool) -> dict[str, Any]:
     """Return the entries of a legend of what ``draw_values`` draws: handles by name."""
     bands = tuple(Patch(color=colour, alpha=alpha, linewidth=0) for colour, alpha in _BANDS)
     entries: dict[str, Any] = {
-        "values": Line2D([], [], color=mpl.rcParams["text.color"], linewidth=1.1, marker=".", markersize=2.5),
+        "values": Line2D(
+            [], [], color=mpl.rcParams["text.color"], linewidth=1.1, marker=".", markersize=2.5
+        ),
         "patches": bands,
     }
     if context:
-        entries["context, not predicted"] = Patch(facecolor="none", edgecolor="0.6", hatch="//", linewidth=0)
+        entries["context, not predicted"] = Patch(
+            facecolor="none", edgecolor="0.6", hatch="//", linewidth=0
+        )
     return entries
 
 

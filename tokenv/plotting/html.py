@@ -82,7 +82,9 @@ def legend(scale: tuple[float, float]) -> dict[str, list[Any]]:
     return {"palette": [(colour, ink(colour)) for colour in PALETTE], "labels": labels}
 
 
-def coloured(characters: Iterable[Character], scale: tuple[float, float]) -> list[tuple[str, str, str]]:
+def coloured(
+    characters: Iterable[Character], scale: tuple[float, float]
+) -> list[tuple[str, str, str]]:
     """Return style classes, tooltip and text of stretches of one colour, for ``passage.jinja``.
 
     Each boundary and each line break is a stretch of its own, so that a long text has few stretches.
@@ -130,6 +132,12 @@ def _digits(probability: float) -> str:
 def _environment() -> Environment:
     folder = files("tokenv")
     loader = FunctionLoader(lambda name: folder.joinpath(name).read_text(encoding="utf-8"))
-    pages = Environment(loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    pages = Environment(
+        loader=loader,
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
     pages.globals |= {"light": LIGHT, "dark": DARK, "accent": BLUE.lower()}
     return pages

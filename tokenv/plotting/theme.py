@@ -9,7 +9,14 @@ from typing import Any, NamedTuple
 import numpy as np
 
 # Okabe and Ito's colour-blind-safe set, without those which have little contrast on a white or on a dark page.
-BLUE, ORANGE, GREEN, PINK, AMBER, SKY = LINES = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+BLUE, ORANGE, GREEN, PINK, AMBER, SKY = LINES = (
+    "#0072B2",
+    "#D55E00",
+    "#009E73",
+    "#CC79A7",
+    "#E69F00",
+    "#56B4E9",
+)
 GREY = "#8a8a8a"
 MARKERS = "osD^vPX*<>ph"
 

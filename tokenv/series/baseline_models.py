@@ -21,14 +21,25 @@ from torch import Tensor
 
 from tokenv.core.errors import UserError
 from tokenv.lm.unet import UNet
-from tokenv.series.codec import LAST, LOCATION, SCALE, VALUE, SeriesCodec, known_values, predict_linear
+from tokenv.series.codec import (
+    LAST,
+    LOCATION,
+    SCALE,
+    VALUE,
+    SeriesCodec,
+    known_values,
+    predict_linear,
+)
 from tokenv.series.contexts import Array, ContextBatch
 from tokenv.series.windows import Series, SeriesData, Windows, moments
 
-Baselines: TypeAlias = dict[str, Callable[[ContextBatch], Array]]  # name to point forecasts [B, H, C]
+# name to point forecasts [B, H, C]
+Baselines: TypeAlias = dict[str, Callable[[ContextBatch], Array]]
 MIN_AUTOCORRELATION = 0.1  # of a season, which must also exceed four standard errors of noise
-NEAR_BEST = 0.8  # of the best, or three standard errors below: the shortest such season is taken, not its multiples
-PEAK_RANGE = 1.2  # times that season: range in which the highest peak is taken, because noise lies on a broad one
+# of the best, or three standard errors below: the shortest such season is taken, not its multiples
+NEAR_BEST = 0.8
+# times that season: range in which the highest peak is taken, because noise lies on a broad one
+PEAK_RANGE = 1.2
 RIDGES = (1e-6, 1e-4, 1e-3, 1e-2, 1e-1, 1.0)  # relative to a window's mean square
 MAX_BATCH = 256
 MAX_VALIDATION_WINDOWS = 4096
@@ -55,7 +66,9 @@ def check_season(season: int, history: int) -> None:
         UserError: ``season`` is not from 1 to the steps of a history.
     """
     if not 1 <= season <= history:
-        raise UserError(f"season = {season}: expected 1 to {history}, the steps of history before a forecast")
+        raise UserError(
+            f"season = {season}: expected 1 to {history}, the steps of history before a forecast"
+        )
 
 
 def _mean(horizon: int, batch: ContextBatch) -> Array:

@@ -138,7 +138,9 @@ class SeriesCodec(Codec):
         if linear_path < 0:
             raise ValueError(f"codec.linear_path = {linear_path}: expected 0 or more")
         if linear_path and not direct:
-            raise ValueError(f"codec.linear_path = {linear_path} without codec.direct: expected codec.direct=True")
+            raise ValueError(
+                f"codec.linear_path = {linear_path} without codec.direct: expected codec.direct=True"
+            )
         self.horizon = horizon
         self.linear_path = linear_path
         if direct:
@@ -161,7 +163,8 @@ class SeriesCodec(Codec):
         self.covariates = covariates
         self.symbol_shape = (channels + covariates, 5)
         self.num_parameters = channels * self.density.num_parameters
-        self.lift = Linear(2 * (channels + covariates), width)  # for each the value, and whether it is missing
+        # for each the value, and whether it is missing
+        self.lift = Linear(2 * (channels + covariates), width)
         self.bias = nn.Parameter(torch.randn(width))
         if covariates:
             self.register_buffer("covariate_mean", torch.zeros(covariates, dtype=torch.float64))
@@ -211,7 +214,9 @@ class SeriesCodec(Codec):
             return None
         target_BSH = symbol_BN[:, 1:].unfold(1, self.horizon, 1).movedim(-1, 2)
         complete_BS = valid_BT[:, -positions:]
-        log_prob = self._direct_log_prob(head, y[..., :positions, :], symbol_BN[:, :positions], target_BSH)
+        log_prob = self._direct_log_prob(
+            head, y[..., :positions, :], symbol_BN[:, :positions], target_BSH
+        )
         log_prob = log_prob.sum(-1).where(complete_BS, 0.0)
         count_BS = complete_BS * self.loss_mask(target_BSH).sum(-1)
         rest = (0, self.horizon - 1)
@@ -222,7 +227,9 @@ class SeriesCodec(Codec):
         """Return the direct head's log-probability of the last H symbols, given the history; see ``Codec``."""
         known = symbol_BN.shape[1] - self.horizon
         base = self.linear_forecast(head, symbol_BN[:, :known])
-        log_prob = self._direct_log_prob(head, y[..., -1, :], symbol_BN[:, known - 1], symbol_BN[:, known:], base)
+        log_prob = self._direct_log_prob(
+            head, y[..., -1, :], symbol_BN[:, known - 1], symbol_BN[:, known:], base
+        )
         return F.pad(log_prob, (known - 1, 0))
 
     def linear_forecast(self, head: Any, history_BL: Tensor) -> Tensor | None:
@@ -284,7 +291,9 @@ class SeriesCodec(Codec):
         """
         return self.density.entropy(self._raw(parameters)).sum(-1)
 
-    def mean(self, parameters: Tensor, location: Tensor | float = 0.0, scale: Tensor | float = 1.0) -> Tensor:
+    def mean(
+        self, parameters: Tensor, location: Tensor | float = 0.0, scale: Tensor | float = 1.0
+    ) -> Tensor:
         """Return expected values on the original scale: [.., C * P] and the frame's [.., C] each -> [.., C].
 
         If the codec is residual, the location is the last value; so in ``quantile`` and ``cdf``.

@@ -55,9 +55,13 @@ class SeriesConfig:
     future_covariates: list[str] | str = field(default_factory=list, repr=False)
     future_steps: int = field(default=0, metadata=at_least(0), repr=False)
     split: str = field(default="auto", metadata=choice("auto", "fractions"))
-    test: float = field(default=0.2, metadata=bounds("a fraction from 0 to below 1", lambda value: 0 <= value < 1))
+    test: float = field(
+        default=0.2, metadata=bounds("a fraction from 0 to below 1", lambda value: 0 <= value < 1)
+    )
     stride: int = field(default=1, metadata=COUNT)
-    floor: float = field(default=0.1, metadata=bounds("a positive number", lambda value: 0 < value < math.inf))
+    floor: float = field(
+        default=0.1, metadata=bounds("a positive number", lambda value: 0 < value < math.inf)
+    )
     tolerance: int = field(default=2, metadata=at_least(0))
     count: int = field(default=64, metadata=COUNT)
     length: int = field(default=2048, metadata=at_least(2))
@@ -69,18 +73,28 @@ class SeriesConfig:
             if isinstance(names, str):
                 names = [name.strip() for name in names.split(",") if name.strip()]
                 object.__setattr__(self, key, names)
-            if not isinstance(names, list | tuple) or not all(isinstance(name, str) for name in names):
-                raise UserError(f"data.options.{key} is {names!r}; expected names: write \"['HUFL', 'OT']\"")
+            if not isinstance(names, list | tuple) or not all(
+                isinstance(name, str) for name in names
+            ):
+                raise UserError(
+                    f"data.options.{key} is {names!r}; expected names: write \"['HUFL', 'OT']\""
+                )
             if len(set(names)) < len(names):
-                raise UserError(f"data.options.{key} is {names!r}; expected every name once: drop the others")
+                raise UserError(
+                    f"data.options.{key} is {names!r}; expected every name once: drop the others"
+                )
         named = [*self.columns, *self.covariates]
-        if twice := [name for name in self.covariates if named.count(name) > 1 or name == self.date]:
+        if twice := [
+            name for name in self.covariates if named.count(name) > 1 or name == self.date
+        ]:
             raise UserError(
                 f"data.options.past_covariates is {self.past_covariates!r} and data.options.future_covariates "
                 f"{self.future_covariates!r}; {twice[0]!r} is a column of another kind, too: name every column once"
             )
         if self.joint and not self.columns:
-            raise UserError("data.options.joint is true and data.options.columns names none; expected their names")
+            raise UserError(
+                "data.options.joint is true and data.options.columns names none; expected their names"
+            )
         check_bounds(self, "data.options.")
 
     @property
@@ -114,9 +128,12 @@ PEERS = ("dlinear",)
 HORIZON = at_least(1, optional=True)
 SAMPLES = at_least(2)
 WINDOWS = at_least(0)
-SEASON = bounds("a number of steps, such as 24, or null to estimate it", at_least(1, optional=True)["accepts"])
+SEASON = bounds(
+    "a number of steps, such as 24, or null to estimate it", at_least(1, optional=True)["accepts"]
+)
 PEER_NAMES = bounds(
-    f"names among {', '.join(PEERS)}", lambda names: not isinstance(names, str) and all(name in PEERS for name in names)
+    f"names among {', '.join(PEERS)}",
+    lambda names: not isinstance(names, str) and all(name in PEERS for name in names),
 )
 
 

@@ -48,7 +48,12 @@ class ContextBatch:
 
     def standardise(self, value_BHC: Array) -> Array:
         """Return values in standard deviations from the mean, both those of each series' training steps."""
-        return np.stack([series.standardise(value) for series, value in zip(self.series, value_BHC, strict=True)])
+        return np.stack(
+            [
+                series.standardise(value)
+                for series, value in zip(self.series, value_BHC, strict=True)
+            ]
+        )
 
 
 @dataclass(frozen=True)
@@ -90,7 +95,10 @@ class ForecastContexts:
 
     def _take(self, index_B: Array) -> ContextBatch:
         chosen = [self.series[index] for index in self.series_P[index_B]]
-        spans = [slice(start, end) for start, end in zip(self.start_P[index_B], self.end_P[index_B], strict=True)]
+        spans = [
+            slice(start, end)
+            for start, end in zip(self.start_P[index_B], self.end_P[index_B], strict=True)
+        ]
         symbol = frame_windows(chosen, spans, self.options)
         names = [series.name for series in chosen]
         truth_BHC = None
@@ -154,7 +162,12 @@ def history_steps(config: Config, horizon: int, *, held_out: bool = True) -> int
 
 
 def last_windows(
-    recordings: Sequence[Recording], config: Config, horizon: int, *, windows: int = 0, step: int = 1
+    recordings: Sequence[Recording],
+    config: Config,
+    horizon: int,
+    *,
+    windows: int = 0,
+    step: int = 1,
 ) -> ForecastContexts:
     """Return the ends of recorded series, one for every column, or for all columns if the run's series are joint.
 
@@ -182,12 +195,16 @@ def last_windows(
         length = len(recording.value_LC)
         known = length - int(origin_W[0])
         of_recording = series_of(recording, SplitBorders(known, known, length), options)
-        if len(recordings) == 1 and not options.joint:  # the columns' names identify the series of a single table
-            of_recording = [replace(each, name=each.columns[0] or each.name) for each in of_recording]
+        # the columns' names identify the series of a single table
+        if len(recordings) == 1 and not options.joint:
+            of_recording = [
+                replace(each, name=each.columns[0] or each.name) for each in of_recording
+            ]
         series += of_recording
     length_S = np.array([len(each.value_LC) for each in series])
     end_P = (length_S[:, None] - origin_W).ravel()
-    order_P = np.argsort(np.minimum(end_P, history), kind="stable")  # those of one length are read together
+    # those of one length are read together
+    order_P = np.argsort(np.minimum(end_P, history), kind="stable")
     end_P = end_P[order_P]
     series_P = order_P // len(origin_W)
     return ForecastContexts(
@@ -203,7 +220,9 @@ def last_windows(
     )
 
 
-def _check_length(recording: Recording, options: SeriesConfig, history: int, held_out: int, windows: int) -> None:
+def _check_length(
+    recording: Recording, options: SeriesConfig, history: int, held_out: int, windows: int
+) -> None:
     """Raise an error unless a recording has more rows than the first history does not know and a context."""
     length = len(recording.value_LC)
     if length - held_out >= min(options.context + 1, history):
@@ -232,7 +251,9 @@ def _check_future(recording: Recording, options: SeriesConfig, horizon: int) -> 
         )
 
 
-def held_out_windows(data: SeriesData, horizon: int, count: int = 0, *, side: str = "test") -> ForecastContexts:
+def held_out_windows(
+    data: SeriesData, horizon: int, count: int = 0, *, side: str = "test"
+) -> ForecastContexts:
     """Return the windows whose last ``horizon`` steps are held out, one for every step, as in the literature.
 
     Args:
@@ -249,7 +270,8 @@ def held_out_windows(data: SeriesData, horizon: int, count: int = 0, *, side: st
     chosen_P = np.sort(low_discrepancy_order(len(windows))[: count or None])
     series_P = windows.series_P[chosen_P]
     start_P = windows.start_P[chosen_P]
-    cluster_P = start_P // length * len(data.series)  # columns recorded at the same time depend on one another
+    # columns recorded at the same time depend on one another
+    cluster_P = start_P // length * len(data.series)
     if data.config.source in SYNTHETIC_SERIES:
         cluster_P += series_P  # these are independent
     return ForecastContexts(

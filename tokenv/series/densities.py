@@ -237,7 +237,9 @@ class LogisticMixture(Density):
         rule").
         """
         log_weight, location, scale = self._unpack(raw)
-        logit = torch.arange(-LOGIT_REACH, LOGIT_REACH, LOGIT_STEP, device=raw.device, dtype=raw.dtype)
+        logit = torch.arange(
+            -LOGIT_REACH, LOGIT_REACH, LOGIT_STEP, device=raw.device, dtype=raw.dtype
+        )
         mass = LOGIT_STEP * torch.sigmoid(logit) * torch.sigmoid(-logit)
         scale_1 = scale.unsqueeze(-1)
         scale_2 = scale.unsqueeze(-2)
@@ -283,7 +285,9 @@ class Bins(Density):
         if bins < 1:
             raise ValueError(f"codec.bins = {bins}: expected at least 1")
         if not 0 < reach < math.inf:
-            raise ValueError(f"codec.reach = {reach}: expected a positive number, such as 5 standard deviations")
+            raise ValueError(
+                f"codec.reach = {reach}: expected a positive number, such as 5 standard deviations"
+            )
         self.bins = bins
         self.reach = float(reach)
         self.width = 2 * float(reach) / bins
@@ -350,7 +354,8 @@ class Bins(Density):
         bins = torch.arange(self.bins, device=raw.device, dtype=raw.dtype)
         edge = -self.reach + self.width * bins
         at = value.unsqueeze(-1)
-        inside = (at - edge).clamp(0, self.width)  # width of the part of a bin which is below the value
+        # width of the part of a bin which is below the value
+        inside = (at - edge).clamp(0, self.width)
         outside = (at - (edge + self.width / 2)).abs()
         contains_value = (inside > 0) & (inside < self.width)
         squares = inside.square() + (self.width - inside).square()

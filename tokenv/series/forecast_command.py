@@ -63,10 +63,14 @@ class Forecast(RunCommand):
 
     def __post_init__(self) -> None:
         if isinstance(self.peers, str):
-            object.__setattr__(self, "peers", [name for name in self.peers.strip("[] ").split(",") if name])
+            object.__setattr__(
+                self, "peers", [name for name in self.peers.strip("[] ").split(",") if name]
+            )
         super().__post_init__()
         if self.peers and self.csv is not None:
-            raise UserError(f"peers = {self.peers!r} with csv: expected csv=null, for they are held against what came")
+            raise UserError(
+                f"peers = {self.peers!r} with csv: expected csv=null, for they are held against what came"
+            )
 
     def work(self, _record: Record) -> dict[str, Any]:
         """Forecast series, and score the forecasts if the actual values are known."""
@@ -80,7 +84,12 @@ class Forecast(RunCommand):
         config = trained.config
         horizon = self.horizon
         steps = check_forecast(
-            config, horizon, samples=self.samples, direct=self.direct, season=self.season, held_out=self.csv is None
+            config,
+            horizon,
+            samples=self.samples,
+            direct=self.direct,
+            season=self.season,
+            held_out=self.csv is None,
         )
         contexts, points = self._load_contexts(config)
         season = self.season or find_season(contexts.series, steps)
@@ -94,15 +103,22 @@ class Forecast(RunCommand):
             direct=self.direct,
         )
         table = Path(f"{self.out}.csv")
+        shown = sys.stderr.isatty()
         forecasts = write_forecasts(
-            batches, len(contexts), self.quantiles, table, most=MAX_JSON, progress=sys.stderr.isatty()
+            batches, len(contexts), self.quantiles, table, most=MAX_JSON, progress=shown
         )
         picture = Path(f"{self.out}.png")
         title = self.title
         if title is None:
             title = f"{self.run}, {horizon} steps"
-        context = config.data.options.context
-        draw_forecasts(forecasts.pictured, self.quantiles, forecasts.source, picture, title=title, context=context)
+        draw_forecasts(
+            forecasts.pictured,
+            self.quantiles,
+            forecasts.source,
+            picture,
+            title=title,
+            context=config.data.options.context,
+        )
         result: dict[str, Any] = {}
         if contexts.known:
             score = forecasts.scores.result()
@@ -113,7 +129,8 @@ class Forecast(RunCommand):
                 warn(warning)
         if trained.state.missed_rate:
             warn(trained.state.missed_rate)
-        console().print(f"forecasts: {table}, {picture}; quantiles {forecasts.source}; season {season}")
+        files = f"{table}, {picture}"
+        console().print(f"forecasts: {files}; quantiles {forecasts.source}; season {season}")
         values = [each.as_dict(self.quantiles) for each in forecasts.stored]
         write_json_output(self.json, {"scores": result, "forecasts": values})
         return result
@@ -126,6 +143,8 @@ class Forecast(RunCommand):
         from tokenv.series.windows import load_series
 
         if self.csv is not None:
-            return last_windows(read_table(Path(self.csv), config.data.options), config, self.horizon), {}
+            table = read_table(Path(self.csv), config.data.options)
+            return last_windows(table, config, self.horizon), {}
         data = load_series(config.data)
-        return held_out_windows(data, self.horizon, self.windows), fit_peers(self.peers, data, self.horizon)
+        peers = fit_peers(self.peers, data, self.horizon)
+        return held_out_windows(data, self.horizon, self.windows), peers

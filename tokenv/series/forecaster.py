@@ -73,15 +73,27 @@ def check_horizon(model: DirectHeadConfig, horizon: int, *, direct: bool, covari
         remedy = f"train one with codec.horizon={horizon}"
         if not model.direct:
             remedy += ", or let it write value by value (direct=False)"
-        raise UserError(f"horizon = {horizon} with direct=True: the model's direct head {head}: {remedy}")
+        raise UserError(
+            f"horizon = {horizon} with direct=True: the model's direct head {head}: {remedy}"
+        )
     if model.direct and not direct:
-        raise UserError("direct = False: this model, with codec.direct=True, predicts its horizon at once: direct=True")
+        raise UserError(
+            "direct = False: this model, with codec.direct=True, predicts its horizon at once: direct=True"
+        )
     if covariates and not direct:
-        raise UserError(f"direct = False: this model reads {covariates} covariates: expected direct=True")
+        raise UserError(
+            f"direct = False: this model reads {covariates} covariates: expected direct=True"
+        )
 
 
 def check_forecast(
-    config: Config, horizon: int, *, samples: int, direct: bool, season: int | None = None, held_out: bool = True
+    config: Config,
+    horizon: int,
+    *,
+    samples: int,
+    direct: bool,
+    season: int | None = None,
+    held_out: bool = True,
 ) -> int:
     """Check that a run can make forecasts, and return the steps of history before them.
 
@@ -146,7 +158,9 @@ def forecast(
     assert isinstance(codec, SeriesCodec)
     head = DirectHeadConfig(codec.horizon, codec.trailing > 0, codec.linear_path)
     check_horizon(head, horizon, direct=direct, covariates=covariates)
-    generator = generator or torch.Generator(components.lm.head.weight.device).manual_seed(options.seed)
+    generator = generator or torch.Generator(components.lm.head.weight.device).manual_seed(
+        options.seed
+    )
     if direct:
         return _direct_forecast(components, batch, horizon, generator, options)
     history_BL = batch.symbol_BL
@@ -162,13 +176,19 @@ def forecast(
     length = history_BL.shape[1]
     value_BSHC = generated.symbol_BN[:, length:, :, VALUE].unflatten(0, (-1, samples)).cpu()
     frame_BC5 = batch.channel_BL[:, 0]
-    value_BSHC = value_BSHC * frame_BC5[:, None, None, :, SCALE] + frame_BC5[:, None, None, :, LOCATION]
+    value_BSHC = (
+        value_BSHC * frame_BC5[:, None, None, :, SCALE] + frame_BC5[:, None, None, :, LOCATION]
+    )
     boundary_BL = generated.action_BN[::samples, :length].bool()
     return Forecast(SampleForecast(value_BSHC.numpy()), boundary_BL.cpu().numpy())
 
 
 def _direct_forecast(
-    components: Components, batch: ContextBatch, horizon: int, generator: torch.Generator, options: EvalOptions
+    components: Components,
+    batch: ContextBatch,
+    horizon: int,
+    generator: torch.Generator,
+    options: EvalOptions,
 ) -> Forecast:
     """Predict a density of every step by the direct head; see ``forecast`` for the arguments."""
     lm = components.lm
@@ -182,7 +202,9 @@ def _direct_forecast(
     if options.logit_bias:
         noise_BL = shift_noise(noise_BL, options.logit_bias)
     drawn = components.agent.draw(observation, noise_BL)
-    y_BLD = lm.decode_hidden(observation[keys.ENCODING], drawn[keys.ACTION], drawn.get(keys.BOUNDARY, None))
+    y_BLD = lm.decode_hidden(
+        observation[keys.ENCODING], drawn[keys.ACTION], drawn.get(keys.BOUNDARY, None)
+    )
     parameters_BHP = lm.auxiliary_head(y_BLD[:, -1])[:, :horizon].double().cpu()
     linear_BHC = lm.codec.linear_forecast(lm.auxiliary_head, history_BL.to(generator.device))
     if linear_BHC is None:
@@ -191,7 +213,9 @@ def _direct_forecast(
         base_BHC = linear_BHC[:, :horizon].double().cpu()
     location_B1C = batch.channel_BL[:, :1, :, LOCATION]
     scale_B1C = batch.channel_BL[:, :1, :, SCALE]
-    distribution = ParametricForecast(lm.codec, parameters_BHP, location_B1C + scale_B1C * base_BHC, scale_B1C)
+    distribution = ParametricForecast(
+        lm.codec, parameters_BHP, location_B1C + scale_B1C * base_BHC, scale_B1C
+    )
     return Forecast(distribution, drawn[keys.ACTION].bool().cpu().numpy())
 
 
@@ -222,7 +246,13 @@ def make_forecasts(
     generator = torch.Generator(components.lm.head.weight.device).manual_seed(options.seed)
     for batch in contexts.batches(batch_size(samples, direct=direct)):
         result = forecast(
-            components, batch, contexts.horizon, options, samples=samples, generator=generator, direct=direct
+            components,
+            batch,
+            contexts.horizon,
+            options,
+            samples=samples,
+            generator=generator,
+            direct=direct,
         )
         point_BHC = {name: baseline(batch) for name, baseline in baselines.items()}
         yield ForecastBatch(batch, result, result.distribution.quantile(quantiles), point_BHC)

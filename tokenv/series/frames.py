@@ -28,7 +28,8 @@ def _channel_frames(
     """Return a data frame for every channel of a history, from its values [H, C] by column; ``end`` is its length."""
     date_N = batch.date_BN[row]
     known = batch.truth_BHC is not None
-    dates: Any = range(end, end + horizon) if known else range(1, horizon + 1)  # of a series without dates
+    # of a series without dates
+    dates: Any = range(end, end + horizon) if known else range(1, horizon + 1)
     cutoff: Any = end - 1
     if date_N is not None:
         dates = date_N[-horizon:]
@@ -169,14 +170,20 @@ class SeriesMethods:
         table = self._table(contexts, quantiles, samples, direct, EvalOptions(seed=seed, rate=rate))
         return _with_identifiers_of(frame, table)
 
-    def _check(self, horizon: int, quantiles: Sequence[float], samples: int, direct: bool | None) -> bool:
+    def _check(
+        self, horizon: int, quantiles: Sequence[float], samples: int, direct: bool | None
+    ) -> bool:
         """Check the arguments of a forecast, and return whether the direct head makes it."""
         config = self.config
         probabilities = list(quantiles)
         if config.data.kind != "series":
-            raise UserError("data.kind = 'text': expected a model of series; generate continues text")
+            raise UserError(
+                "data.kind = 'text': expected a model of series; generate continues text"
+            )
         if probabilities != sorted(set(probabilities)) or not all(0 < q < 1 for q in probabilities):
-            raise UserError(f"quantiles = {probabilities}: expected ascending numbers in (0, 1), as [0.1, 0.5, 0.9]")
+            raise UserError(
+                f"quantiles = {probabilities}: expected ascending numbers in (0, 1), as [0.1, 0.5, 0.9]"
+            )
         check_value("horizon", horizon, COUNT)
         check_value("samples", samples, SAMPLES)
         head = DirectHeadConfig.of(config.codec)
@@ -188,15 +195,24 @@ class SeriesMethods:
         return direct
 
     def _table(
-        self, contexts: ForecastContexts, quantiles: Sequence[float], samples: int, direct: bool, options: EvalOptions
+        self,
+        contexts: ForecastContexts,
+        quantiles: Sequence[float],
+        samples: int,
+        direct: bool,
+        options: EvalOptions,
     ) -> pd.DataFrame:
         """Return the forecasts of all histories, in the order of the series and their histories."""
         components = self._trained.components
         options = replace(options, rate=resolve_rate(components, self.config, options.rate))
         parts: list[list[pd.DataFrame]] = []
-        for forecasts in make_forecasts(components, contexts, {}, quantiles, options, samples=samples, direct=direct):
+        for forecasts in make_forecasts(
+            components, contexts, {}, quantiles, options, samples=samples, direct=direct
+        ):
             value = {"mean": forecasts.forecast.distribution.mean_BHC}
-            value |= {f"q{q:g}": forecasts.quantile_BQHC[:, number] for number, q in enumerate(quantiles)}
+            value |= {
+                f"q{q:g}": forecasts.quantile_BQHC[:, number] for number, q in enumerate(quantiles)
+            }
             if forecasts.batch.truth_BHC is not None:
                 value = {TARGET: forecasts.batch.truth_BHC} | value
             for row in range(len(forecasts.batch.names)):
@@ -207,11 +223,18 @@ class SeriesMethods:
         by_channel = [pd.concat(part, ignore_index=True) for part in parts]
         table = pd.concat([by_channel[index] for index in order], ignore_index=True)
         names = table[IDENTIFIER].unique().tolist()  # joint series: one channel after the other
-        return table.sort_values(IDENTIFIER, key=lambda name: name.map(names.index), kind="stable", ignore_index=True)
+        return table.sort_values(
+            IDENTIFIER, key=lambda name: name.map(names.index), kind="stable", ignore_index=True
+        )
 
 
 def conformal_intervals(
-    forecast: pd.DataFrame, calibration: pd.DataFrame, *, level: float = 80.0, lower: str = "q0.1", upper: str = "q0.9"
+    forecast: pd.DataFrame,
+    calibration: pd.DataFrame,
+    *,
+    level: float = 80.0,
+    lower: str = "q0.1",
+    upper: str = "q0.9",
 ) -> pd.DataFrame:
     """Widen or narrow the intervals of forecasts until they cover what they promise (split conformal prediction).
 
@@ -238,7 +261,9 @@ def conformal_intervals(
         UserError: a column is missing, or a series has too few known rows for the level.
     """
     if not 0 < level < 100:
-        raise UserError(f"level = {level}: expected a coverage in percent, above 0 and below 100, such as 80")
+        raise UserError(
+            f"level = {level}: expected a coverage in percent, above 0 and below 100, such as 80"
+        )
     for name, table, columns in (
         ("forecast", forecast, [IDENTIFIER, lower, upper]),
         ("calibration", calibration, [IDENTIFIER, TARGET, lower, upper]),

@@ -53,7 +53,11 @@ class SeriesKind(SeriesConfig, DataKind):
             UserError: it does not.
         """
         source = data.source
-        if not self.claims(source) and not source.endswith(SUFFIXES) and not source.startswith(HUB_PREFIX):
+        if (
+            not self.claims(source)
+            and not source.endswith(SUFFIXES)
+            and not source.startswith(HUB_PREFIX)
+        ):
             raise UserError(
                 f"data.source is {source!r}; expected of a series one of {', '.join(SYNTHETIC_SERIES)}, a "
                 f"{' or '.join(SUFFIXES)} file or {HUB_PREFIX}owner/name: choose one, or set data.kind=text"
@@ -68,7 +72,9 @@ class SeriesKind(SeriesConfig, DataKind):
                 "no step is left to predict: lower it"
             )
         if self.joint and source in SYNTHETIC_SERIES:
-            raise UserError(f"data.options.joint is true; {source!r} has a single channel: leave it out")
+            raise UserError(
+                f"data.options.joint is true; {source!r} has a single channel: leave it out"
+            )
 
     def load(self, data: DataConfig) -> Any:
         """Read or generate the series; see ``load_series``."""
@@ -91,7 +97,9 @@ class SeriesKind(SeriesConfig, DataKind):
         head = DirectHeadConfig.of(config.codec)
         most = config.data.seq_len - 1
         if head.horizon > most:
-            raise UserError(f"codec.horizon = {head.horizon}: expected at most data.seq_len - 1 = {most}")
+            raise UserError(
+                f"codec.horizon = {head.horizon}: expected at most data.seq_len - 1 = {most}"
+            )
         if head.direct:
             self._check_direct(config, head)
         if self.covariates:
@@ -106,7 +114,9 @@ class SeriesKind(SeriesConfig, DataKind):
             )
         path = head.linear_path
         if path not in (0, history):
-            raise UserError(f"codec.linear_path = {path}: expected 0, or data.seq_len - codec.horizon = {history}")
+            raise UserError(
+                f"codec.linear_path = {path}: expected 0, or data.seq_len - codec.horizon = {history}"
+            )
 
     def _check_covariates(self, config: Any, horizon: int) -> None:
         if horizon < 1:

@@ -41,7 +41,9 @@ def make_excerpts(batch: SequenceBatch, prob_BT: Tensor, action_BT: Tensor) -> l
             name=batch.origin[row],
             value=[
                 [None if math.isnan(value) else value for value in value_C]
-                for value_C in batch.symbol_BN[row, :, batch.symbol_BN[row, -1, :, COUNTED] > 0, VALUE].tolist()
+                for value_C in batch.symbol_BN[
+                    row, :, batch.symbol_BN[row, -1, :, COUNTED] > 0, VALUE
+                ].tolist()
             ],
             boundary_prob=prob_T.tolist(),
             action=action_T.tolist(),

@@ -81,8 +81,15 @@ class ForecastExcerpt:
 
     def as_dict(self, quantiles: Sequence[float]) -> dict[str, Any]:
         """Return what JSON stores: arrays of steps and channels [H, C]."""
-        values = {f"{q:g}": value_HC for q, value_HC in zip(quantiles, self.quantile_QHC, strict=True)}
-        result = {"series": self.name, "columns": self.columns, "mean": self.mean_HC, "quantiles": values}
+        values = {
+            f"{q:g}": value_HC for q, value_HC in zip(quantiles, self.quantile_QHC, strict=True)
+        }
+        result = {
+            "series": self.name,
+            "columns": self.columns,
+            "mean": self.mean_HC,
+            "quantiles": values,
+        }
         if self.date_N is not None:
             result["date"] = [str(date) for date in self.dates_H]
         if self.truth_HC is not None:
@@ -134,7 +141,9 @@ def draw_forecasts(
 
     def draw(figure: Figure) -> None:
         entries = series_legend(context=context > 0)
-        for each, axes in zip(excerpts, figure.subplots(len(excerpts), 1, squeeze=False)[:, 0], strict=True):
+        for each, axes in zip(
+            excerpts, figure.subplots(len(excerpts), 1, squeeze=False)[:, 0], strict=True
+        ):
             draw_values(axes, each.history_LC, each.boundary_L, title=each.title, context=context)
             _draw_horizon(axes, each, quantiles, source)
             if each.date_N is not None:
@@ -148,19 +157,27 @@ def draw_forecasts(
     return draw_picture(path, 0.8 + 1.4 * len(excerpts), title, draw)
 
 
-def _draw_horizon(axes: Axes, each: ForecastExcerpt, quantiles: Sequence[float], source: str) -> None:
+def _draw_horizon(
+    axes: Axes, each: ForecastExcerpt, quantiles: Sequence[float], source: str
+) -> None:
     middle = len(quantiles) // 2
     known = len(each.history_LC)
     step_H = np.arange(known, known + len(each.mean_HC))
     low_HC, middle_HC, high_HC = each.quantile_QHC[[0, middle, -1]]
     interval = f"{quantiles[0]:g} to {quantiles[-1]:g} quantile {source}"
     for low_H, high_H in zip(low_HC.T, high_HC.T, strict=True):
-        axes.fill_between(step_H, low_H, high_H, color=ORANGE, alpha=0.25, linewidth=0, label=interval)
+        axes.fill_between(
+            step_H, low_H, high_H, color=ORANGE, alpha=0.25, linewidth=0, label=interval
+        )
     for (name, value_HC), colour in zip(each.point_HC.items(), _BASELINES, strict=False):
         axes.plot(step_H, value_HC, color=colour, linewidth=0.9, linestyle="--", label=name)
-    axes.plot(step_H, middle_HC, color=ORANGE, linewidth=1.4, label=f"{quantiles[middle]:g} quantile")
+    axes.plot(
+        step_H, middle_HC, color=ORANGE, linewidth=1.4, label=f"{quantiles[middle]:g} quantile"
+    )
     if each.truth_HC is not None:
-        axes.plot(step_H, each.truth_HC, color=_TRUTH, linewidth=1.0, linestyle=":", label="true values")
+        axes.plot(
+            step_H, each.truth_HC, color=_TRUTH, linewidth=1.0, linestyle=":", label="true values"
+        )
     axes.set_ylabel(", ".join(each.columns), fontsize="small")
     axes.set_xlim(-0.5, step_H[-1] + 0.5)
 
@@ -177,7 +194,9 @@ def forecast_rows(each: ForecastExcerpt) -> Iterator[list[Any]]:
         truth_H = [""] * len(dates)
         if each.truth_HC is not None:
             truth_H = each.truth_HC[:, channel].tolist()
-        value_HQ = np.column_stack([each.mean_HC[:, channel], each.quantile_QHC[:, :, channel].T]).tolist()
+        value_HQ = np.column_stack(
+            [each.mean_HC[:, channel], each.quantile_QHC[:, :, channel].T]
+        ).tolist()
         for step, (date, values, truth) in enumerate(zip(dates, value_HQ, truth_H, strict=True), 1):
             yield [each.name, column, step, date, *values, truth]
 
@@ -200,7 +219,13 @@ class WrittenForecasts:
 
 
 def write_forecasts(
-    batches: Iterable[ForecastBatch], total: int, quantiles: Sequence[float], table: Path, *, most: int, progress: bool
+    batches: Iterable[ForecastBatch],
+    total: int,
+    quantiles: Sequence[float],
+    table: Path,
+    *,
+    most: int,
+    progress: bool,
 ) -> WrittenForecasts:
     """Score forecasts batch by batch, and write each into a CSV file.
 
@@ -224,7 +249,9 @@ def write_forecasts(
         for batch in batches:
             source = batch.forecast.distribution.source
             if batch.batch.truth_BHC is not None:
-                scores.add(batch.forecast.distribution, batch.quantile_BQHC, batch.batch, batch.point_BHC)
+                scores.add(
+                    batch.forecast.distribution, batch.quantile_BQHC, batch.batch, batch.point_BHC
+                )
             for each in iter_series(batch):
                 for row in forecast_rows(each):
                     write(row)
@@ -232,7 +259,9 @@ def write_forecasts(
                     kept[number] = each
                 number += 1
             bar.update(len(batch.batch.names))
-    return WrittenForecasts(scores, source, [kept[i] for i in sorted(pictured)], list(kept.values()))
+    return WrittenForecasts(
+        scores, source, [kept[i] for i in sorted(pictured)], list(kept.values())
+    )
 
 
 def score_rows(score: ForecastScore, total: int, horizon: int) -> dict[str, str]:
@@ -254,9 +283,14 @@ def score_rows(score: ForecastScore, total: int, horizon: int) -> dict[str, str]
         coverage = with_error(score.inside, score.inside_error, ".1%")
         rows[f"{low:g} to {high:g} quantile, {high - low:.0%}"] = f"holds {coverage}"
     shares = zip(score.quantiles, score.below, strict=True)
-    rows["values at most a quantile"] = ", ".join(f"{q:g}: {with_error(share, None, '.1%')}" for q, share in shares)
+    rows["values at most a quantile"] = ", ".join(
+        f"{q:g}: {with_error(share, None, '.1%')}" for q, share in shares
+    )
     for name, peer in score.against.items():
-        skills = [with_error(skill, None, "+.3f") for skill in (peer.skill_mse, peer.skill_mae, peer.skill_crps)]
+        skills = [
+            with_error(skill, None, "+.3f")
+            for skill in (peer.skill_mse, peer.skill_mae, peer.skill_crps)
+        ]
         rows[f"against {name}"] = f"{peer.mse:.4f}, {peer.mae:.4f}; {' '.join(skills)}"
     rows["against"] = "MSE, MAE; skill: 1 - the model's MSE, MAE, CRPS / its"
     rows["of"] = f"{score.windows:,} of {total:,} windows, {horizon} steps, standardised"
@@ -274,7 +308,9 @@ def warnings_of(score: ForecastScore, total: int) -> list[str]:
     ]
 
 
-def draw_patches(excerpts: Sequence[SeriesExcerpt], path: Path, *, title: str, context: int = 0) -> Path:
+def draw_patches(
+    excerpts: Sequence[SeriesExcerpt], path: Path, *, title: str, context: int = 0
+) -> Path:
     """Draw series with their patches as alternating bands, and the boundary probabilities below.
 
     Args:
@@ -311,11 +347,20 @@ def draw_windows(figure: Figure, excerpts: Sequence[SeriesExcerpt], context: int
     Returns:
         The handles of the legend by name.
     """
-    axes = figure.subplots(2 * len(excerpts), 1, height_ratios=[3, 1] * len(excerpts), squeeze=False)[:, 0]
+    axes = figure.subplots(
+        2 * len(excerpts), 1, height_ratios=[3, 1] * len(excerpts), squeeze=False
+    )[:, 0]
     longest = max(len(excerpt.value) for excerpt in excerpts)
     for excerpt, above, below in zip(excerpts, axes[::2], axes[1::2], strict=True):
         value_NC = np.array(excerpt.value, dtype=float)  # None becomes NaN
-        draw_values(above, value_NC, excerpt.action, title=excerpt.name, context=context, gold_N=excerpt.gold)
+        draw_values(
+            above,
+            value_NC,
+            excerpt.action,
+            title=excerpt.name,
+            context=context,
+            gold_N=excerpt.gold,
+        )
         draw_probabilities(below, excerpt.boundary_prob)
     for each in axes:  # all share the axis below the last
         each.set_xlim(-0.5, longest - 0.5)

@@ -245,12 +245,16 @@ class ParametricForecast:
         """Return quantiles [B, Q, H, C] of every step, for Q probabilities in (0, 1)."""
         q_Q = torch.tensor(probabilities, dtype=torch.float64)
         frame = (self.location_BHC.unsqueeze(1), self.scale_B1C.unsqueeze(1))
-        return self.codec.quantile(self.parameters_BHP.unsqueeze(1), q_Q[:, None, None], *frame).numpy()
+        return self.codec.quantile(
+            self.parameters_BHP.unsqueeze(1), q_Q[:, None, None], *frame
+        ).numpy()
 
     def crps(self, truth_BHC: Array) -> Array:
         """Return the continuous ranked probability score of every step, in the values' unit: [B, H, C]."""
         truth = torch.from_numpy(truth_BHC)
-        return self.codec.crps(self.parameters_BHP, truth, self.location_BHC, self.scale_B1C).numpy()
+        return self.codec.crps(
+            self.parameters_BHP, truth, self.location_BHC, self.scale_B1C
+        ).numpy()
 
 
 PredictiveDistribution: TypeAlias = SampleForecast | ParametricForecast

@@ -13,7 +13,9 @@ def default_series_lm() -> UNet:
 
 
 # Windows of 128 steps of synthetic series.
-default_series_source = CorpusFactory(DataConfig(kind="series", source="regimes", seq_len=128, validation=0.1))
+default_series_source = CorpusFactory(
+    DataConfig(kind="series", source="regimes", seq_len=128, validation=0.1)
+)
 
 
 class SeriesEnv(BytesEnv):

@@ -30,21 +30,29 @@ class Shrink(Callback):
     def check(self, config: Any, codec: Any) -> None:
         """Raise an error unless the model has a linear path, and one location of its densities to be shrunk."""
         if not getattr(codec, "linear_path", 0):
-            raise UserError("callbacks = shrink: expected codec.linear_path above 0, towards which it shrinks")
+            raise UserError(
+                "callbacks = shrink: expected codec.linear_path above 0, towards which it shrinks"
+            )
         if not isinstance(codec.density, Gaussian | StudentT):
             raise UserError(
                 "callbacks = shrink: expected codec.density = gaussian or student_t, which have one location that can "
                 "be shrunk towards the linear path"
             )
         if config.freeze_lm:
-            raise UserError("callbacks = shrink: expected freeze_lm=False, because it changes the model")
+            raise UserError(
+                "callbacks = shrink: expected freeze_lm=False, because it changes the model"
+            )
         if config.hardware.fsdp_size > 1:
-            raise UserError("callbacks = shrink: expected hardware.fsdp_size=1, because it changes a whole parameter")
+            raise UserError(
+                "callbacks = shrink: expected hardware.fsdp_size=1, because it changes a whole parameter"
+            )
 
     def on_train_end(self, trainer: Any) -> None:
         """Fit the factor on the first process, and apply it on all."""
         trainer.metrics.flush()
-        factor = trainer.ranks.from_rank0(partial(fit_shrinkage, trainer.components, trainer.corpus.dataset))
+        factor = trainer.ranks.from_rank0(
+            partial(fit_shrinkage, trainer.components, trainer.corpus.dataset)
+        )
         shrink_correction(trainer.components.lm, factor)
         trainer.state.record("validation", {"shrinkage": factor}, trainer.log)
 

@@ -11,7 +11,9 @@ Array = np.ndarray[Any, Any]
 ECHO_NOISE = 0.1
 
 
-def synthetic_series(kind: str, count: int, length: int, dwell: int, seed: int) -> tuple[Array, Array]:
+def synthetic_series(
+    kind: str, count: int, length: int, dwell: int, seed: int
+) -> tuple[Array, Array]:
     """Generate series that consist of sections.
 
     `regimes`: every section is an autoregression with a level, a persistence and a noise of its own. `bursts`: calm
@@ -37,13 +39,17 @@ def synthetic_series(kind: str, count: int, length: int, dwell: int, seed: int) 
         "echoes": partial(_echoes, dwell),
     }
     generator = np.random.default_rng([seed, list(draw).index(kind)])
-    section_SL = np.stack([_sections(length, dwell, kind == "bursts", generator) for _ in range(count)])
+    section_SL = np.stack(
+        [_sections(length, dwell, kind == "bursts", generator) for _ in range(count)]
+    )
     return draw[kind](section_SL, generator), _last_steps(section_SL)
 
 
 def _sections(length: int, dwell: int, uneven: bool, generator: np.random.Generator) -> Array:
     """Draw the index of every step's section; if uneven, odd sections are a seventh as long as the others."""
-    steps = generator.integers(dwell - dwell // 2, dwell + dwell // 2, size=4 * length // dwell + 8, endpoint=True)
+    steps = generator.integers(
+        dwell - dwell // 2, dwell + dwell // 2, size=4 * length // dwell + 8, endpoint=True
+    )
     if uneven:
         steps = np.maximum(np.where(np.arange(len(steps)) % 2, steps // 4, 7 * steps // 4), 2)
     return np.repeat(np.arange(len(steps)), steps)[:length]
@@ -62,7 +68,9 @@ def _per_step(section_SL: Array, draw: Callable[[tuple[int, int]], Array]) -> Ar
 def _regimes(section_SL: Array, generator: np.random.Generator) -> Array:
     level_SL = _per_step(section_SL, lambda shape: generator.normal(0.0, 2.0, shape))
     persistence_SL = _per_step(section_SL, lambda shape: generator.uniform(-0.6, 0.9, shape))
-    noise_SL = _per_step(section_SL, lambda shape: np.exp(generator.uniform(np.log(0.05), np.log(0.6), shape)))
+    noise_SL = _per_step(
+        section_SL, lambda shape: np.exp(generator.uniform(np.log(0.05), np.log(0.6), shape))
+    )
     noise_SL *= generator.normal(size=section_SL.shape)
     value_SL = np.empty(section_SL.shape)
     deviation_S = np.zeros(len(section_SL))
@@ -82,16 +90,22 @@ def _bursts(section_SL: Array, generator: np.random.Generator) -> Array:
 
 
 def _chirps(section_SL: Array, generator: np.random.Generator) -> Array:
-    period_SL = _per_step(section_SL, lambda shape: np.exp(generator.uniform(np.log(4.0), np.log(40.0), shape)))
+    period_SL = _per_step(
+        section_SL, lambda shape: np.exp(generator.uniform(np.log(4.0), np.log(40.0), shape))
+    )
     phase_SL = np.cumsum(2 * np.pi / period_SL, 1)
     return np.sin(phase_SL) + 0.05 * generator.normal(size=section_SL.shape)
 
 
 def _echoes(dwell: int, section_SL: Array, generator: np.random.Generator) -> Array:
     end_SL = _last_steps(section_SL)
-    decoy_section_SL = np.stack([_sections(section_SL.shape[1], dwell // 2, False, generator) for _ in section_SL])
+    decoy_section_SL = np.stack(
+        [_sections(section_SL.shape[1], dwell // 2, False, generator) for _ in section_SL]
+    )
     near_SL = sliding_window_view(np.pad(end_SL, ((0, 0), (3, 3))), 7, axis=1).any(-1)
-    size_SL = generator.uniform(1.0, 2.0, end_SL.shape) * generator.choice([-1.0, 1.0], end_SL.shape)
+    size_SL = generator.uniform(1.0, 2.0, end_SL.shape) * generator.choice(
+        [-1.0, 1.0], end_SL.shape
+    )
     pulse_SL = size_SL * end_SL
     decoy_SL = size_SL * (_last_steps(decoy_section_SL) & ~near_SL)
     bump_W = 0.5 * np.sin(np.linspace(0, np.pi, dwell + 2)[1:-1]) ** 2
@@ -99,4 +113,10 @@ def _echoes(dwell: int, section_SL: Array, generator: np.random.Generator) -> Ar
     for step, height in enumerate(bump_W, start=dwell):
         answer_SL[:, step:] += height * pulse_SL[:, :-step]
     first_SL = np.pad((pulse_SL - decoy_SL)[:, 1:], ((0, 0), (0, 1)))
-    return answer_SL + first_SL + pulse_SL + decoy_SL + ECHO_NOISE * generator.normal(size=section_SL.shape)
+    return (
+        answer_SL
+        + first_SL
+        + pulse_SL
+        + decoy_SL
+        + ECHO_NOISE * generator.normal(size=section_SL.shape)
+    )

@@ -35,8 +35,16 @@ DECIMAL_COMMA = re.compile(r"^(\s*[+-]?\d*),(\d+(?:[eE][+-]?\d+)?\s*)$")
 WHOLE = re.compile(r"[+-]?\d{1,18}$")  # such as a year; longer ones are read as floats
 MISSING = {"", "nan", "na", "n/a", "null", "none"}
 IDENTIFIER, DATE, TARGET = LONG_COLUMNS = ("unique_id", "ds", "y")
-DATE_FORMATS = ("%Y/%m/%d %H:%M", "%Y/%m/%d", "%d.%m.%Y %H:%M:%S", "%d.%m.%Y %H:%M", "%d.%m.%Y", "%Y-%m")
-DATE_NAMES = ("date", "timestamp", "datetime", DATE)  # of a date column, in any case, where no option names another
+DATE_FORMATS = (
+    "%Y/%m/%d %H:%M",
+    "%Y/%m/%d",
+    "%d.%m.%Y %H:%M:%S",
+    "%d.%m.%Y %H:%M",
+    "%d.%m.%Y",
+    "%Y-%m",
+)
+# of a date column, in any case, where no option names another
+DATE_NAMES = ("date", "timestamp", "datetime", DATE)
 MOST_HOLIDAYS = 0.15  # of the business days
 LONGEST_HOLIDAYS = 7  # business days
 ROUNDED_STEP = 0.01  # share of a step by which numbers such as 1949.083 may be rounded
@@ -77,7 +85,9 @@ def read_table(path: Path, config: SeriesConfig) -> list[Recording]:
     is_parquet = path.suffix == ".parquet"
     if not path.is_file():
         kind = "parquet" if is_parquet else "CSV"
-        raise MissingFileError(f"data source {str(path)!r} does not exist; expected a {kind} file: give its path")
+        raise MissingFileError(
+            f"data source {str(path)!r} does not exist; expected a {kind} file: give its path"
+        )
     if is_parquet:
         return _from_rows(path.name, str(path), list(parquet_rows(path, "repair it")), config)
     return read_csv(path, config)
@@ -108,7 +118,9 @@ def read_csv(path: Path, config: SeriesConfig) -> list[Recording]:
         raise UserError(f"{path} cannot be read as CSV in UTF-8: {error}: convert it") from error
     for line, row in rows:
         if len(row) != len(header):
-            raise UserError(f"{path} line {line} has {len(row)} cells; expected {len(header)} as in the header")
+            raise UserError(
+                f"{path} line {line} has {len(row)} cells; expected {len(header)} as in the header"
+            )
     cells = []
     for line, row in rows:
         if delimiter == ";":
@@ -124,7 +136,9 @@ def check_frame(name: str, frame: Any) -> pd.DataFrame:
         UserError: it is no data frame.
     """
     if not isinstance(frame, pd.DataFrame):
-        raise UserError(f"{name} is a {type(frame).__name__}: expected a pandas.DataFrame, with a row for every step")
+        raise UserError(
+            f"{name} is a {type(frame).__name__}: expected a pandas.DataFrame, with a row for every step"
+        )
     named = {*frame.index.names} - {*frame.columns}
     if named & {*LONG_COLUMNS, *DATE_NAMES}:
         return frame.reset_index()
@@ -149,18 +163,26 @@ def read_frame(frame: pd.DataFrame, config: SeriesConfig) -> list[Recording]:
     return _steps("frame", "frame", header, cells, config)
 
 
-def read_hub(name: str, hub_config: str | None, split: str, config: SeriesConfig) -> list[Recording]:
+def read_hub(
+    name: str, hub_config: str | None, split: str, config: SeriesConfig
+) -> list[Recording]:
     """Read a whole data set of the hub: one row per step, or, if the columns hold lists, one row per series.
 
     Raises:
         UserError: as for `read_csv`, or the hub or the data set cannot be read.
     """
     origin = f"hub data set {name!r}"
-    table = list(iterate_rows(lambda: rows.open_hub(name, hub_config, split), f"{origin} cannot be read", HUB_ADVICE))
+    table = list(
+        iterate_rows(
+            lambda: rows.open_hub(name, hub_config, split), f"{origin} cannot be read", HUB_ADVICE
+        )
+    )
     return _from_rows(name, origin, table, config)
 
 
-def _from_rows(title: str, origin: str, rows: list[Mapping[str, Any]], config: SeriesConfig) -> list[Recording]:
+def _from_rows(
+    title: str, origin: str, rows: list[Mapping[str, Any]], config: SeriesConfig
+) -> list[Recording]:
     header = list(rows[0]) if rows else []
     config = _with_date_column(header, config)
     channels: list[str] = []
@@ -168,7 +190,11 @@ def _from_rows(title: str, origin: str, rows: list[Mapping[str, Any]], config: S
     if not _is_long(header):
         channels = _value_columns(origin, header, config, dated=False)
         columns = [*channels, *config.covariates]
-    if not rows or not columns or not all(isinstance(rows[0][column], list | tuple) for column in columns):
+    if (
+        not rows
+        or not columns
+        or not all(isinstance(rows[0][column], list | tuple) for column in columns)
+    ):
         cells = ((f"{origin} row {number}", row) for number, row in enumerate(rows))
         return _steps(title, origin, header, cells, config)
     recordings = []
@@ -176,10 +202,14 @@ def _from_rows(title: str, origin: str, rows: list[Mapping[str, Any]], config: S
         location = f"{origin} row {number}"
         for column in columns:
             if not isinstance(row[column], list | tuple):
-                raise UserError(f"{location}, column {column!r}: {row[column]!r} is no list, as row 0 has: mend it")
+                raise UserError(
+                    f"{location}, column {column!r}: {row[column]!r} is no list, as row 0 has: mend it"
+                )
         lengths = {len(row[column]) for column in columns}
         if len(lengths) > 1:
-            raise UserError(f"{location} holds lists of lengths {sorted(lengths)}; expected equal ones: choose others")
+            raise UserError(
+                f"{location} holds lists of lengths {sorted(lengths)}; expected equal ones: choose others"
+            )
         value_LC = np.empty((*lengths, len(columns)))
         for index, column in enumerate(columns):
             for step, value in enumerate(row[column]):
@@ -188,7 +218,9 @@ def _from_rows(title: str, origin: str, rows: list[Mapping[str, Any]], config: S
     return recordings
 
 
-def _value_columns(origin: str, header: list[str], config: SeriesConfig, *, dated: bool = True) -> list[str]:
+def _value_columns(
+    origin: str, header: list[str], config: SeriesConfig, *, dated: bool = True
+) -> list[str]:
     if len(set(header)) < len(header):
         raise UserError(f"{origin} has a column twice: {', '.join(header)}: rename one")
     if dated and config.date is not None and config.date not in header:
@@ -202,15 +234,21 @@ def _value_columns(origin: str, header: list[str], config: SeriesConfig, *, date
                 hint = f"it has {', '.join(header) or 'none'}"
                 if near := difflib.get_close_matches(column, header, n=1):
                     hint = f"did you mean {near[0]!r}?"
-                raise UserError(f"{origin} has no column {column!r}, which data.options.{key} names: {hint}")
-    columns = list(config.columns) or [column for column in header if column not in (config.date, *config.covariates)]
+                raise UserError(
+                    f"{origin} has no column {column!r}, which data.options.{key} names: {hint}"
+                )
+    columns = list(config.columns) or [
+        column for column in header if column not in (config.date, *config.covariates)
+    ]
     if any(not column.strip() or column.startswith("Unnamed: ") for column in columns):
         raise UserError(
             f"{origin} has a column without a name, as where an index was written with the table: drop it "
             "(pandas: to_csv(index=False)), give it a name, or name the value columns in data.options.columns"
         )
     if not columns:
-        raise UserError(f"{origin} has no value column; expected at least one beside {config.date!r}: add one")
+        raise UserError(
+            f"{origin} has no value column; expected at least one beside {config.date!r}: add one"
+        )
     return columns
 
 
@@ -230,7 +268,11 @@ def _is_long(header: list[str]) -> bool:
 
 
 def _steps(
-    name: str, origin: str, header: list[str], cells: Iterable[tuple[str, Mapping[str, Any]]], config: SeriesConfig
+    name: str,
+    origin: str,
+    header: list[str],
+    cells: Iterable[tuple[str, Mapping[str, Any]]],
+    config: SeriesConfig,
 ) -> list[Recording]:
     """Return the series in a table's rows, each of which is a step."""
     long = _is_long(header)
@@ -253,7 +295,9 @@ def _steps(
             location = f"{location}, series {series!r}"
         if dated:
             dates.setdefault(series, []).append(parse_date(location, row[date_column], date_column))
-        values.setdefault(series, []).append([_number(row[column], location, column) for column in columns])
+        values.setdefault(series, []).append(
+            [_number(row[column], location, column) for column in columns]
+        )
     if not values:
         raise UserError(f"{origin} has no row: expected one for every step of every series")
     if long and channels == [TARGET]:
@@ -281,7 +325,11 @@ def _order_of(cells: Sequence[DateCell]) -> list[int]:
 
 
 def _recording(
-    name: str, columns: list[str], value_MC: np.ndarray[Any, Any], config: SeriesConfig, date_M: list[Any] | None = None
+    name: str,
+    columns: list[str],
+    value_MC: np.ndarray[Any, Any],
+    config: SeriesConfig,
+    date_M: list[Any] | None = None,
 ) -> Recording:
     """Return a recording from its rows, in which covariates follow the C channels.
 
@@ -309,7 +357,9 @@ def identifier_text(value: Any) -> str:
 def _identifier(value: Any, location: str) -> str:
     name = identifier_text(value)
     if not name:
-        raise UserError(f"{location}, column {IDENTIFIER!r}: expected the name of the row's series: fill it in")
+        raise UserError(
+            f"{location}, column {IDENTIFIER!r}: expected the name of the row's series: fill it in"
+        )
     return name
 
 
@@ -355,7 +405,9 @@ def parse_date(location: str, content: Any, column: str) -> DateCell:
     """
     timestamp = _parse_timestamp(content)
     if timestamp is None:
-        raise UserError(f"{location}, column {column!r}: {content!r} is no date; expected such as 2016-07-01 00:00:00")
+        raise UserError(
+            f"{location}, column {column!r}: {content!r} is no date; expected such as 2016-07-01 00:00:00"
+        )
     return DateCell(location, content, timestamp)
 
 
@@ -407,7 +459,11 @@ def check_dates(cells: Sequence[DateCell], column: str) -> list[Any]:
 
 def _clock_advice(cell: DateCell) -> str:
     """Return what to do if clocks were changed at a time of the day; nothing for a date alone or with an offset."""
-    if not isinstance(cell.date, datetime) or cell.date.tzinfo is not None or cell.date.time() == time():
+    if (
+        not isinstance(cell.date, datetime)
+        or cell.date.tzinfo is not None
+        or cell.date.time() == time()
+    ):
         return ""
     return "; where clocks were changed, write dates in UTC or with their offset, as 02:00+01:00"
 
@@ -426,13 +482,17 @@ def extend_dates(dates: Sequence[Any], steps: int) -> list[Any]:
     if len(dates) > 1:
         step = _date_step(dates)
     if step is None:
-        raise UserError(f"{len(dates)} dates tell no frequency to go on with: expected at least two, evenly spaced")
+        raise UserError(
+            f"{len(dates)} dates tell no frequency to go on with: expected at least two, evenly spaced"
+        )
     try:
         if isinstance(step, pd.offsets.BaseOffset):
             return list(pd.date_range(dates[-1], periods=steps + 1, freq=step)[1:])
         return [dates[-1] + number * step for number in range(1, steps + 1)]
     except (ValueError, OverflowError) as error:
-        raise UserError(f"no {steps} steps of {step} follow {dates[-1]}: {error}: lower horizon") from error
+        raise UserError(
+            f"no {steps} steps of {step} follow {dates[-1]}: {error}: lower horizon"
+        ) from error
 
 
 def _date_step(dates: Sequence[Any]) -> Any:
@@ -460,7 +520,8 @@ def _calendar_frequency(dates: Sequence[Any]) -> str | None:
     """Return the name of the calendar's unit by which dates follow one another; None if there is none."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # pandas 3.1 announces that 4 will return an offset, which works, too
+            # pandas 3.1 announces that 4 will return an offset, which works, too
+            warnings.simplefilter("ignore")
             return pd.infer_freq(pd.DatetimeIndex(dates))
     except (ValueError, OverflowError, TypeError):  # outside of pandas' range
         return None

@@ -82,7 +82,9 @@ def moments(value_NC: Array, axis: int = 0) -> tuple[Array, Array]:
     return mean, np.sqrt(np.square(deviation).sum(axis) / count)
 
 
-def normalise_window(value_BNC: Array, context: int, *, mean_BC: Array, std_BC: Array, floor: float) -> Array:
+def normalise_window(
+    value_BNC: Array, context: int, *, mean_BC: Array, std_BC: Array, floor: float
+) -> Array:
     """Convert windows of values into symbols.
 
     Args:
@@ -218,7 +220,13 @@ class SeriesData:
             raise UserError(f"data source {config.source!r} holds no series: point to another")
         self._train = self.windows("training")
         self._validation = self.windows("validation")
-        header = (config.seq_len, config.seed, config.validation, config.options, [s.name for s in self.series])
+        header = (
+            config.seq_len,
+            config.seed,
+            config.validation,
+            config.options,
+            [s.name for s in self.series],
+        )
         digest = hashlib.blake2b(repr(header).encode(), digest_size=16)
         for series in self.series:
             digest.update(np.ascontiguousarray(series.value_LC).tobytes())
@@ -245,10 +253,16 @@ class SeriesData:
 
     def covariate_moments(self) -> tuple[Array, Array]:
         """Return the covariates' mean and standard deviation over the training steps of all series, [K] each."""
-        known = [s.covariate_LK[: s.borders.train, :, 0] for s in self.series if s.covariate_LK is not None]
+        known = [
+            s.covariate_LK[: s.borders.train, :, 0]
+            for s in self.series
+            if s.covariate_LK is not None
+        ]
         return _standardisation(np.concatenate(known))
 
-    def windows(self, side: str, *, before: int | None = None, stride: int | None = None) -> Windows:
+    def windows(
+        self, side: str, *, before: int | None = None, stride: int | None = None
+    ) -> Windows:
         """Cut the `training`, `validation` or `test` steps into windows.
 
         Args:
@@ -272,7 +286,9 @@ class SeriesData:
                 start_W = np.arange(0, border.train - length + 1, config.options.stride)
             else:
                 begin, end = border[:2] if side == "validation" else border[1:]
-                start_W = np.arange(max(begin - before, 0), end - length + 1, stride or length - before)
+                start_W = np.arange(
+                    max(begin - before, 0), end - length + 1, stride or length - before
+                )
             count_L = (~np.isnan(series.value_LC)).any(1).cumsum()  # steps with a value
             start_W = start_W[count_L[start_W + length - 1] > count_L[start_W + context - 1]]
             indices.append(np.full(len(start_W), index))
@@ -311,13 +327,17 @@ def load_series(config: DataConfig) -> SeriesData:
     options = config.options
     source = config.source
     if source in SYNTHETIC_SERIES:
-        value_SL, gold_SL = synthetic_series(source, options.count, options.length, options.dwell, config.seed)
+        value_SL, gold_SL = synthetic_series(
+            source, options.count, options.length, options.dwell, config.seed
+        )
         recordings = [
             Recording(f"{source} {s}", [""], value_L[:, None], gold_L=gold_L)
             for s, (value_L, gold_L) in enumerate(zip(value_SL, gold_SL, strict=True))
         ]
     elif source.startswith(HUB_PREFIX):
-        recordings = read_hub(source.removeprefix(HUB_PREFIX), config.hub_config, config.hub_split, options)
+        recordings = read_hub(
+            source.removeprefix(HUB_PREFIX), config.hub_config, config.hub_split, options
+        )
     else:
         recordings = read_table(Path(source).expanduser(), options)
     return SeriesData(recordings, config)
@@ -330,7 +350,11 @@ def split_borders(source: str, length: int, config: DataConfig) -> SplitBorders:
         UserError: the fractions leave nothing to train on.
     """
     per_hour = ETT_ROWS_PER_HOUR.get(Path(source).stem[:4])
-    if config.options.split == "auto" and per_hour is not None and not source.startswith(HUB_PREFIX):
+    if (
+        config.options.split == "auto"
+        and per_hour is not None
+        and not source.startswith(HUB_PREFIX)
+    ):
         ends = np.cumsum([months * 30 * 24 * per_hour for months in ETT_MONTHS])
         return SplitBorders(*(min(int(end), length) for end in ends))
     if config.validation + config.options.test >= 1:
@@ -354,8 +378,13 @@ def series_of(recording: Recording, borders: SplitBorders, config: SeriesConfig)
             origin = f"series {recording.name!r}"
             if column:
                 origin = f"column {column!r} of {recording.name}"
-            raise UserError(f"{origin} holds no value: leave it out, or name others in data.options.columns")
-    parts = [(f"{recording.name} {column}".rstrip(), slice(c, c + 1)) for c, column in enumerate(recording.columns)]
+            raise UserError(
+                f"{origin} holds no value: leave it out, or name others in data.options.columns"
+            )
+    parts = [
+        (f"{recording.name} {column}".rstrip(), slice(c, c + 1))
+        for c, column in enumerate(recording.columns)
+    ]
     if config.joint:
         parts = [(recording.name, slice(None))]
     all_series = []

@@ -35,7 +35,9 @@ class _AgentProblem:
             with torch.no_grad():
                 self.lm.early_head.weight.normal_()
         self.symbol_BN = torch.randint(256, (batch, length), generator=generator)
-        self.noise = torch.rand(SAMPLES, batch, length - 1, generator=generator, dtype=torch.float64)
+        self.noise = torch.rand(
+            SAMPLES, batch, length - 1, generator=generator, dtype=torch.float64
+        )
 
     def observation(
         self, agent: Agent, symbol_BN: Tensor | None = None, length_B: Tensor | None = None
@@ -48,14 +50,18 @@ class _AgentProblem:
         decides_BN = (position_BN > 0) & (position_BN < length_B[:, None])
         with torch.no_grad():
             encoding_BND = self.lm.encode(symbol_BN)
-            rate_BN = None if agent.rates is None else torch.full(decides_BN.shape, agent.rates.mean)
+            rate_BN = (
+                None if agent.rates is None else torch.full(decides_BN.shape, agent.rates.mean)
+            )
             observation = Observer.of(agent).static_observation(
                 self.lm, symbol_BN, encoding_BND, position_BN, decides_BN, rate_BN
             )
         return observation[:, :-1]
 
 
-def check_agent(agent: str | Callable[..., Any], *, reads_ahead: bool | None = None, **options: Any) -> list[str]:
+def check_agent(
+    agent: str | Callable[..., Any], *, reads_ahead: bool | None = None, **options: Any
+) -> list[str]:
     """Check an agent against everything that rollouts, stepping, training and generating rely on.
 
     Its output must have the right keys, shapes and ranges, with one and with several samples. The first symbol must
@@ -83,7 +89,8 @@ def check_agent(agent: str | Callable[..., Any], *, reads_ahead: bool | None = N
         problem = _AgentProblem(length)
         context = {"width": WIDTH, "rate": RATE, "seq_len": length, "codec": problem.lm.codec}
         checker = Checker("agent", agent, registry.AGENTS, options, context)
-        built = checker.build()  # errors of the constructor are the user's and are not reported as failed checks
+        # errors of the constructor are the user's and are not reported as failed checks
+        built = checker.build()
         if reads_ahead is None:
             reads_ahead = built.reads_ahead
         check(checker, problem, reads_ahead)
@@ -103,19 +110,26 @@ def _build_adapted(checker: Checker, problem: _AgentProblem) -> Agent:
 
 
 def _check_draws(checker: Checker, problem: _AgentProblem, reads_ahead: bool) -> None:
-    with checker.context(f"draw(), of {BATCH} sequences of {LENGTH} symbols, so batch size {[BATCH, LENGTH - 1]},"):
+    with checker.context(
+        f"draw(), of {BATCH} sequences of {LENGTH} symbols, so batch size {[BATCH, LENGTH - 1]},"
+    ):
         agent = _build_adapted(checker, problem)
         single = agent.draw(problem.observation(agent), problem.noise[0])
     _check_output(checker, agent, single, problem.observation(agent), "one noise")
-    with checker.context(f"draw() with the noise of {SAMPLES} samples, {list(problem.noise.shape)},"):
+    with checker.context(
+        f"draw() with the noise of {SAMPLES} samples, {list(problem.noise.shape)},"
+    ):
         several = agent.draw(problem.observation(agent), problem.noise)
     _check_output(checker, agent, several, problem.observation(agent), f"{SAMPLES} samples")
     for k, noise_BT in enumerate(problem.noise):
         alone = agent.draw(problem.observation(agent), noise_BT)
-        checker.require(_same(several[k], alone), f"sample {k} of {SAMPLES} is not what its noise alone gives")
+        checker.require(
+            _same(several[k], alone), f"sample {k} of {SAMPLES} is not what its noise alone gives"
+        )
     again = _build_adapted(checker, problem).draw(problem.observation(agent), problem.noise[0])
     checker.require(
-        _same(again, single), "the same noise gave two draws: draw no numbers of its own, let the noise decide"
+        _same(again, single),
+        "the same noise gave two draws: draw no numbers of its own, let the noise decide",
     )
     _check_rows(checker, agent, problem, single)
     if not reads_ahead:
@@ -131,7 +145,9 @@ def _check_draws(checker: Checker, problem: _AgentProblem, reads_ahead: bool) ->
         wrong = f"position by position{restart} it draws other boundaries than at once for the same noise"
         checker.require(torch.equal(stepped[keys.ACTION], single[keys.ACTION]), wrong)
         probabilities = "position by position the probabilities are other than at once"
-        checker.require(_close(stepped[keys.BOUNDARY_PROB], single[keys.BOUNDARY_PROB]), probabilities)
+        checker.require(
+            _close(stepped[keys.BOUNDARY_PROB], single[keys.BOUNDARY_PROB]), probabilities
+        )
 
 
 def _same(one: TensorDictBase, other: TensorDictBase) -> bool:
@@ -144,20 +160,29 @@ def _close(one: Tensor, other: Tensor) -> bool:
     return torch.allclose(one.double(), other.double(), rtol=1e-9, atol=1e-12)
 
 
-def _check_output(checker: Checker, agent: Agent, td: TensorDict, observation: TensorDictBase, noise: str) -> None:
+def _check_output(
+    checker: Checker, agent: Agent, td: TensorDict, observation: TensorDictBase, noise: str
+) -> None:
     shape = (BATCH, LENGTH - 1) if noise == "one noise" else (SAMPLES, BATCH, LENGTH - 1)
     for key in {*Agent.out_keys, *agent.out_keys}:
-        checker.require(key in td, f"draw() of {noise} answers without {key!r}, one of its out_keys")
+        checker.require(
+            key in td, f"draw() of {noise} answers without {key!r}, one of its out_keys"
+        )
         actual = tuple(td[key].shape)
         checker.require(
-            actual == shape, f"draw() of {noise} gives {key} the shape {actual}: expected the noise's, {shape}"
+            actual == shape,
+            f"draw() of {noise} gives {key} the shape {actual}: expected the noise's, {shape}",
         )
         checker.require_finite(str(key), td[key])
     action = td[keys.ACTION]
     prob = td[keys.BOUNDARY_PROB]
     forced = (observation[keys.POSITION] == 0).expand(shape)
-    checker.require(action.dtype == torch.int64, f"action is of type {action.dtype}: expected torch.int64")
-    checker.require(bool(((action == 0) | (action == 1)).all()), "action holds other numbers than 0 and 1")
+    checker.require(
+        action.dtype == torch.int64, f"action is of type {action.dtype}: expected torch.int64"
+    )
+    checker.require(
+        bool(((action == 0) | (action == 1)).all()), "action holds other numbers than 0 and 1"
+    )
     checker.require(bool(((prob >= 0) & (prob <= 1)).all()), "boundary_prob is outside [0, 1]")
     checker.require(bool((td[keys.ACTION_LOG_PROB] <= 0).all()), "action_log_prob is above 0")
     checker.require(bool((td[keys.ENTROPY] >= -TOLERANCE).all()), "entropy is negative")
@@ -171,17 +196,21 @@ def _check_output(checker: Checker, agent: Agent, td: TensorDict, observation: T
             f"{key} is not 0 at the first symbol, whose boundary is forced",
         )
     checker.require(
-        bool((prob[forced] == 1).all()), "boundary_prob is not 1 at the first symbol, which always ends a token"
+        bool((prob[forced] == 1).all()),
+        "boundary_prob is not 1 at the first symbol, which always ends a token",
     )
 
 
 def _check_rows(checker: Checker, agent: Agent, problem: _AgentProblem, drawn: TensorDict) -> None:
     for row in range(BATCH):
         one = slice(row, row + 1)
-        alone = agent.draw(problem.observation(agent, problem.symbol_BN[one]), problem.noise[0, one])
+        alone = agent.draw(
+            problem.observation(agent, problem.symbol_BN[one]), problem.noise[0, one]
+        )
         same = _same(alone, drawn[one])
         checker.require(
-            same, "a sequence's boundaries depend on the other sequences of its batch: look at one row alone"
+            same,
+            "a sequence's boundaries depend on the other sequences of its batch: look at one row alone",
         )
 
 
@@ -191,7 +220,10 @@ def _check_padding(checker: Checker, agent: Agent, problem: _AgentProblem) -> No
     with checker.context("draw() of sequences with padding"):
         drawn = [
             agent.draw(problem.observation(agent, symbol_BN, length_B), problem.noise[0])
-            for symbol_BN in (problem.symbol_BN, torch.where(padding_BN, problem.symbol_BN ^ 1, problem.symbol_BN))
+            for symbol_BN in (
+                problem.symbol_BN,
+                torch.where(padding_BN, problem.symbol_BN ^ 1, problem.symbol_BN),
+            )
         ]
     for key in (keys.ACTION, keys.ACTION_LOG_PROB, keys.ENTROPY, keys.BOUNDARY_PROB):
         outside = drawn[0][key][padding_BN[:, :-1]]
@@ -199,10 +231,14 @@ def _check_padding(checker: Checker, agent: Agent, problem: _AgentProblem) -> No
             bool((outside.abs() < TOLERANCE).all()),
             f"{key} is not 0 in the padding: answer so where decision_mask is False",
         )
-    checker.require(_same(*drawn), "symbols in the padding move the boundaries: look at decision_mask")
+    checker.require(
+        _same(*drawn), "symbols in the padding move the boundaries: look at decision_mask"
+    )
 
 
-def _check_causality(checker: Checker, agent: Agent, problem: _AgentProblem, drawn: TensorDict) -> None:
+def _check_causality(
+    checker: Checker, agent: Agent, problem: _AgentProblem, drawn: TensorDict
+) -> None:
     for cut in range(1, LENGTH):
         symbol_BN = problem.symbol_BN.clone()
         symbol_BN[:, cut:] ^= 1
@@ -236,7 +272,9 @@ def _step(agent: Agent, problem: _AgentProblem) -> TensorDictBase:
     history = observer.initial_history(BATCH, torch.device("cpu"))
     outputs = []
     for i in range(LENGTH - 1):
-        output = agent(observations[:, i].clone().update({**history, keys.NOISE: problem.noise[0, :, i]}))
+        output = agent(
+            observations[:, i].clone().update({**history, keys.NOISE: problem.noise[0, :, i]})
+        )
         history = observer.append_action(history, output[keys.ACTION])
         outputs.append(output.select(keys.ACTION, keys.BOUNDARY_PROB))
     return torch.stack(outputs, 1)
@@ -247,7 +285,10 @@ def _check_rejects_stepping(checker: Checker, agent: Agent, problem: _AgentProbl
         _step(agent, problem)
     except ValueError:
         return
-    checker.require(False, "reads ahead, and acts position by position all the same: refuse that with a ValueError")
+    checker.require(
+        False,
+        "reads ahead, and acts position by position all the same: refuse that with a ValueError",
+    )
 
 
 def _check_policy(checker: Checker, problem: _AgentProblem, reads_ahead: bool) -> None:
@@ -260,12 +301,19 @@ def _check_policy(checker: Checker, problem: _AgentProblem, reads_ahead: bool) -
     with checker.context("score() of the boundaries that it has drawn"):
         scored = agent.score(observation, drawn[keys.ACTION])
     for key in (keys.ACTION_LOG_PROB, keys.BOUNDARY_PROB, keys.ENTROPY):
-        checker.require(_close(scored[key], drawn[key]), f"score() of drawn boundaries gives another {key} than draw()")
+        checker.require(
+            _close(scored[key], drawn[key]),
+            f"score() of drawn boundaries gives another {key} than draw()",
+        )
     checker.require(
         agent.stochastic or not drawn[keys.ACTION_LOG_PROB].any(),
         "has log-probabilities other than 0, but does not declare stochastic = True, so that it may not imitate",
     )
-    carriers = [drawn[key] for key in (keys.ACTION_LOG_PROB, keys.BOUNDARY, keys.BOUNDARY_LOGITS) if key in drawn]
+    carriers = [
+        drawn[key]
+        for key in (keys.ACTION_LOG_PROB, keys.BOUNDARY, keys.BOUNDARY_LOGITS)
+        if key in drawn
+    ]
     total = sum((each.square().sum() for each in carriers), torch.zeros(()))
     checker.require(
         has_gradient(total, agent.parameters()),
@@ -294,7 +342,9 @@ def _check_probabilities(checker: Checker, agent: Policy, problem: _AgentProblem
     )
 
 
-def _check_dist(checker: Checker, agent: Policy, observation: TensorDictBase, drawn: TensorDict) -> None:
+def _check_dist(
+    checker: Checker, agent: Policy, observation: TensorDictBase, drawn: TensorDict
+) -> None:
     """Check ``get_dist``, with which TorchRL's losses score stored observations one by one."""
     action_BT = drawn[keys.ACTION]
     stored = observation.copy().update(Observer.of(agent).history(action_BT))

@@ -29,7 +29,8 @@ from tokenv.testing.fixture import (
 
 DRAWS = 4000
 DIRECTIONS = 16
-CONTEXT = {"width": WIDTH, "softcap": 30.0, "channels": 1}  # arguments of constructors which require them
+# arguments of constructors which require them
+CONTEXT = {"width": WIDTH, "softcap": 30.0, "channels": 1}
 
 
 def check_codec(codec: str | Callable[..., Any], **options: Any) -> list[str]:
@@ -58,7 +59,9 @@ def check_codec(codec: str | Callable[..., Any], **options: Any) -> list[str]:
     checker = Checker("codec", codec, registry.CODECS, options, CONTEXT)
     built: Codec = checker.build()
     for attribute in ("symbol_shape", "symbol_dtype", "num_parameters"):
-        checker.require(hasattr(built, attribute), f"has no {attribute}: see tokenv.lm.codecs.base.Codec")
+        checker.require(
+            hasattr(built, attribute), f"has no {attribute}: see tokenv.lm.codecs.base.Codec"
+        )
     theta_P = 0.5 * torch.randn(built.num_parameters, generator=_generator(0), dtype=torch.float64)
     with checker.context(f"sample() of parameters {[DRAWS, built.num_parameters]}"):
         symbol_S = _check_sample(checker, built, theta_P.expand(DRAWS, -1))
@@ -69,7 +72,9 @@ def check_codec(codec: str | Callable[..., Any], **options: Any) -> list[str]:
     with checker.context("a model with it"):
         _check_model(checker, built, symbol_S[: BATCH * LENGTH].unflatten(0, (BATCH, LENGTH)))
     if built.symbol_dtype.is_floating_point:
-        return ["that the density integrates to 1: a factor which does not depend on the parameters goes unnoticed"]
+        return [
+            "that the density integrates to 1: a factor which does not depend on the parameters goes unnoticed"
+        ]
     return []
 
 
@@ -85,10 +90,20 @@ def _check_sample(checker: Checker, codec: Codec, parameters_SP: Tensor) -> Tens
         f"sample() gives {drawn[0].dtype} of shape {tuple(drawn[0].shape)}: expected {codec.symbol_dtype} of {shape}",
     )
     same = torch.equal(drawn[0], drawn[1])
-    checker.require(same, "the same generator gave other symbols: draw from the generator that sample() is given")
-    checker.require(not torch.equal(drawn[0], drawn[2]), "two generators gave the same symbols: sample() draws nothing")
-    modes = [codec.sample(parameters_SP, temperature=0.0, generator=_generator(seed)) for seed in (0, 1)]
-    checker.require(torch.equal(*modes), "sample(temperature=0) draws: expected the most probable symbol")
+    checker.require(
+        same,
+        "the same generator gave other symbols: draw from the generator that sample() is given",
+    )
+    checker.require(
+        not torch.equal(drawn[0], drawn[2]),
+        "two generators gave the same symbols: sample() draws nothing",
+    )
+    modes = [
+        codec.sample(parameters_SP, temperature=0.0, generator=_generator(seed)) for seed in (0, 1)
+    ]
+    checker.require(
+        torch.equal(*modes), "sample(temperature=0) draws: expected the most probable symbol"
+    )
     return drawn[0]
 
 
@@ -96,7 +111,9 @@ def _check_log_prob(checker: Checker, codec: Codec, theta_P: Tensor, symbol_S: T
     parameters_SP = theta_P.expand(DRAWS, -1).clone().requires_grad_()
     log_prob_S = codec.log_prob(parameters_SP, symbol_S)
     shape = tuple(log_prob_S.shape)
-    checker.require(shape == (DRAWS,), f"log_prob() has shape {shape}: expected one number a symbol, {(DRAWS,)}")
+    checker.require(
+        shape == (DRAWS,), f"log_prob() has shape {shape}: expected one number a symbol, {(DRAWS,)}"
+    )
     checker.require_finite("log_prob() of drawn symbols", log_prob_S)
     dtype = codec.log_prob(parameters_SP.detach().bfloat16(), symbol_S).dtype
     checker.require(
@@ -104,7 +121,9 @@ def _check_log_prob(checker: Checker, codec: Codec, theta_P: Tensor, symbol_S: T
         f"log_prob() of bfloat16 parameters is of type {dtype}: compute in float32 or finer, with parameters.float()",
     )
     (score_SP,) = torch.autograd.grad(log_prob_S.sum(), parameters_SP)
-    direction_XP = torch.randn(DIRECTIONS, len(theta_P), generator=_generator(2), dtype=torch.float64)
+    direction_XP = torch.randn(
+        DIRECTIONS, len(theta_P), generator=_generator(2), dtype=torch.float64
+    )
     worst = max_standard_errors(score_SP @ torch.cat([direction_XP, theta_P[None]]).T)
     checker.require(
         worst < STANDARD_ERRORS,
@@ -125,7 +144,9 @@ def _check_sum(checker: Checker, log_prob_S: Tensor, symbol_S: Tensor) -> None:
     _, index_S, count_X = symbol_S.flatten(1 if symbol_S.dim() > 1 else 0).unique(
         dim=0, return_inverse=True, return_counts=True
     )
-    prob_X = torch.zeros(len(count_X), dtype=log_prob_S.dtype).index_copy(0, index_S, log_prob_S.exp())
+    prob_X = torch.zeros(len(count_X), dtype=log_prob_S.dtype).index_copy(
+        0, index_S, log_prob_S.exp()
+    )
     total = float(prob_X.sum())
     unseen = float((count_X == 1).sum()) / DRAWS
     checker.require(
@@ -139,9 +160,13 @@ def _check_embed(checker: Checker, symbol_S: Tensor) -> None:
     fresh = checker.build()
     embedded = used.embed(symbol_S)
     shape = tuple(embedded.shape)
-    checker.require(shape == (DRAWS, WIDTH), f"embed() has shape {shape}: expected [.., D], {(DRAWS, WIDTH)}")
+    checker.require(
+        shape == (DRAWS, WIDTH), f"embed() has shape {shape}: expected [.., D], {(DRAWS, WIDTH)}"
+    )
     checker.require_finite("embed()", embedded)
-    checker.require(bool((embedded != embedded[:1]).any()), "embed() gives the same vector for all symbols")
+    checker.require(
+        bool((embedded != embedded[:1]).any()), "embed() gives the same vector for all symbols"
+    )
     trained = any(parameter.requires_grad for parameter in used.parameters())
     reached = has_gradient(embedded.square().sum(), used.parameters())
     checker.require(reached or not trained, "no gradient of embed() reaches the codec's parameters")

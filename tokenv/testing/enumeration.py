@@ -67,7 +67,12 @@ class Enumeration:
     """
 
     def __init__(
-        self, problem: TinyProblem, shape: Shape, samples: int, seed: int, symbol_BN: Tensor | None = None
+        self,
+        problem: TinyProblem,
+        shape: Shape,
+        samples: int,
+        seed: int,
+        symbol_BN: Tensor | None = None,
     ) -> None:
         self.problem = problem
         self.shape = shape
@@ -77,10 +82,14 @@ class Enumeration:
             symbol_BN = torch.randint(256, (shape.texts, shape.length), generator=generator)
         bits_CT = all_boundaries(shape.length)[:, 0]
         self.count = len(bits_CT)
-        drawn_KBT = torch.rand(samples, shape.texts, shape.length - 1, generator=generator, dtype=torch.float64)
+        drawn_KBT = torch.rand(
+            samples, shape.texts, shape.length - 1, generator=generator, dtype=torch.float64
+        )
         forced_CBT = forcing_noise(bits_CT)[:, None, :].expand(-1, shape.texts, -1)
         noise = torch.cat([forced_CBT, drawn_KBT])
-        self._pool = rollout(problem.lm, problem.agent, symbol_BN, noise=noise, length_B=shape.lengths)
+        self._pool = rollout(
+            problem.lm, problem.agent, symbol_BN, noise=noise, length_B=shape.lengths
+        )
         enumerated = self._pool[: self.count]
         free_CBT = enumerated[keys.DECISION_MASK]
         # Boundaries which no decision draws would count a text's boundaries several times.
@@ -136,7 +145,9 @@ class Enumeration:
         of the boundaries, only the last sample's is computed.
         """
         texts = self.shape.texts
-        weight_KB = torch.arange(1.0, self.samples * texts + 1, dtype=torch.float64).sqrt().view(-1, texts)
+        weight_KB = (
+            torch.arange(1.0, self.samples * texts + 1, dtype=torch.float64).sqrt().view(-1, texts)
+        )
         if has_state(estimator):
             weight_KB[:-1] = 0
             weight_KB[:, :-1] = 0
@@ -167,7 +178,9 @@ class Enumeration:
             loss_XKB = self.losses(estimator, self.batch(index_XKB, estimator))
             loss = (weight_X[weight_X > 0] * loss_XKB.sum((1, 2))).sum() / self.samples
             mean = mean + self.problem.gradient(loss)
-        return self._distance(mean, self.true_gradient(torch.ones(self.shape.texts, dtype=torch.float64)))
+        return self._distance(
+            mean, self.true_gradient(torch.ones(self.shape.texts, dtype=torch.float64))
+        )
 
     def _weight(self, index_XKB: Tensor) -> Tensor:
         """Return the probability of each combination, [X]."""

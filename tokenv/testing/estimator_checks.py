@@ -37,9 +37,18 @@ MAX_ENUMERATED = 2**13
 # Of these, one sample of one text is enumerated at a time.
 LARGE_SHAPES = [Shape(1, 7), Shape(4, 11), Shape(4, 10, unequal=True), Shape(2, 4), Shape(3, 7)]
 # An estimator which these find biased must be unbiased as a whole with each of the following which is small enough.
-SETTLING_SHAPES = [Shape(4, 3), Shape(4, 4), Shape(4, 5), Shape(2, 6, unequal=True), Shape(2, 6), Shape(2, 8)]
-MAX_COPIED = 2**8  # the same limit of an estimator with a state, which is copied for each combination
-EXPLORED, TESTED = 3, 9  # draws of all boundaries: for the direction of a bias, and for its mean in this direction
+SETTLING_SHAPES = [
+    Shape(4, 3),
+    Shape(4, 4),
+    Shape(4, 5),
+    Shape(2, 6, unequal=True),
+    Shape(2, 6),
+    Shape(2, 8),
+]
+# the same limit of an estimator with a state, which is copied for each combination
+MAX_COPIED = 2**8
+# draws of all boundaries: for the direction of a bias, and for its mean in this direction
+EXPLORED, TESTED = 3, 9
 CERTAIN = 10.0  # standard errors of a mean of so few draws which prove a bias
 LOW, HIGH = 0.05, 0.9  # rates far on either side of the target
 LONG, MANY = 50, 20  # symbols and sequences, so that the drawn rate is close to the policy's
@@ -78,7 +87,9 @@ def check_estimator(
         if checker.build().requires_factorised_policy and window:
             _check_rejects(checker, problem)
             continue
-        with checker.context(f"a rollout that it is applied to (policy with window {window}, {BATCH} sequences)"):
+        with checker.context(
+            f"a rollout that it is applied to (policy with window {window}, {BATCH} sequences)"
+        ):
             _check_loss(checker, problem)
             _check_determinism(checker, problem)
             _check_padding(checker, problem)
@@ -91,7 +102,9 @@ def check_estimator(
                         f"within {STANDARD_ERRORS:g} standard errors, and not enumerated: {sampled}"
                     )
             else:
-                unchecked.append(f"window {window}: the expected gradient, {_reason_for_bias(checker)}")
+                unchecked.append(
+                    f"window {window}: the expected gradient, {_reason_for_bias(checker)}"
+                )
     return unchecked
 
 
@@ -102,7 +115,11 @@ def _reason_for_bias(checker: Checker) -> str:
         function = registry.find("estimator", function, registry.ESTIMATORS)
     if "gamma" in parameters(function) and checker.options.get("gamma") != 1.0:
         options = dict(checker.options) | {"gamma": 1.0}
-        if Checker("estimator", checker.component, registry.ESTIMATORS, options, CONTEXT).build().unbiased:
+        if (
+            Checker("estimator", checker.component, registry.ESTIMATORS, options, CONTEXT)
+            .build()
+            .unbiased
+        ):
             return "for discounting biases it: check it with gamma=1.0, too"
     return "for it declares itself biased (a part says unbiased = False)"
 
@@ -137,7 +154,10 @@ def _check_loss(checker: Checker, problem: TinyProblem) -> None:
         "gradient",
     )
     loss = td[keys.LOSS_POLICY]
-    checker.require(loss.shape == shape, f"loss_policy has shape {tuple(loss.shape)}, the rollout {tuple(shape)}")
+    checker.require(
+        loss.shape == shape,
+        f"loss_policy has shape {tuple(loss.shape)}, the rollout {tuple(shape)}",
+    )
     checker.require_finite("loss_policy", loss)
     # The agent's own boundaries carry a gradient only for some agents, and this one's do not.
     if estimator.trains_through == "loss" or estimator.sampling.relax is not None:
@@ -148,7 +168,9 @@ def _check_loss(checker: Checker, problem: TinyProblem) -> None:
 
 
 def _check_determinism(checker: Checker, problem: TinyProblem) -> None:
-    first, second = (_total_loss(each, problem.rollout(each)) for each in (checker.build(), checker.build()))
+    first, second = (
+        _total_loss(each, problem.rollout(each)) for each in (checker.build(), checker.build())
+    )
     checker.require(
         torch.equal(first, second),
         "the same noise gave two losses: draw numbers in a hook, from the generator it is given",
@@ -178,7 +200,9 @@ def _check_state(checker: Checker, problem: TinyProblem) -> None:
     used = checker.build()
     fresh = checker.build()
     used(problem.rollout(used))
-    checker.require_restored(used, fresh, lambda each: _total_loss(each, problem.rollout(each, seed=1)))
+    checker.require_restored(
+        used, fresh, lambda each: _total_loss(each, problem.rollout(each, seed=1))
+    )
 
 
 def _check_unbiased(checker: Checker, problem: TinyProblem) -> str:
@@ -229,7 +253,9 @@ def _check_jointly(checker: Checker, problem: TinyProblem, shape: Shape, samples
     )
 
 
-def _check_conditional_mean(checker: Checker, problem: TinyProblem, shape: Shape, call: int) -> None:
+def _check_conditional_mean(
+    checker: Checker, problem: TinyProblem, shape: Shape, call: int
+) -> None:
     """Check the mean, over draws of all boundaries, of expectations over one sample's, in the direction of some.
 
     It is the expected gradient of every estimator, also of one which is right only on average over other samples. An
@@ -336,11 +362,18 @@ def check_rate_target(target: str | Callable[..., Any], **options: Any) -> list[
 
 def _check_rate_loss(checker: Checker, td: TensorDictBase) -> None:
     once, again = (checker.build()(td.clone()) for _ in range(2))
-    checker.require(keys.LOSS_RATE in once, "writes no 'loss_rate': set it in the rollout that it is given")
+    checker.require(
+        keys.LOSS_RATE in once, "writes no 'loss_rate': set it in the rollout that it is given"
+    )
     loss = once[keys.LOSS_RATE]
-    checker.require(loss.shape == td.shape, f"loss_rate has shape {tuple(loss.shape)}, the rollout {tuple(td.shape)}")
+    checker.require(
+        loss.shape == td.shape,
+        f"loss_rate has shape {tuple(loss.shape)}, the rollout {tuple(td.shape)}",
+    )
     checker.require_finite("loss_rate", loss)
-    checker.require(loss.requires_grad, "loss_rate has no gradient: use boundary_logits with their graph")
+    checker.require(
+        loss.requires_grad, "loss_rate has no gradient: use boundary_logits with their graph"
+    )
     same = torch.equal(loss, again[keys.LOSS_RATE])
     checker.require(same, "the same rollout gave two losses: draw no numbers")
 
@@ -354,7 +387,8 @@ def _check_rate_padding(checker: Checker, problem: TinyProblem, request: _Sampli
     )
     outside = tds[0][keys.LOSS_RATE][~tds[0][keys.DECISION_MASK].expand(tds[0].shape)]
     checker.require(
-        not bool(outside.any()), "loss_rate is not 0 where decision_mask is False: multiply it by decision_mask"
+        not bool(outside.any()),
+        "loss_rate is not 0 where decision_mask is False: multiply it by decision_mask",
     )
 
 
@@ -362,7 +396,9 @@ def _check_rate_state(checker: Checker, problem: TinyProblem, request: _Sampling
     used = checker.build()
     fresh = checker.build()
     used(problem.rollout(request))
-    checker.require_restored(used, fresh, lambda target: target(problem.rollout(request, seed=1))[keys.LOSS_RATE])
+    checker.require_restored(
+        used, fresh, lambda target: target(problem.rollout(request, seed=1))[keys.LOSS_RATE]
+    )
 
 
 def _check_direction(checker: Checker) -> None:
@@ -386,8 +422,12 @@ def _loss_slope(target: Any, rate: float) -> Tensor:
     problem = TinyProblem.create(0, rate)
     with torch.no_grad():
         problem.agent.projection.weight.zero_()
-    td = problem.rollout(_SamplingRequest(None), symbol_BN=problem.symbol_BN[:1, :1].expand(MANY, LONG))
+    td = problem.rollout(
+        _SamplingRequest(None), symbol_BN=problem.symbol_BN[:1, :1].expand(MANY, LONG)
+    )
     shift = torch.zeros((), dtype=torch.float64, requires_grad=True)
     td[keys.BOUNDARY_LOGITS] = td[keys.BOUNDARY_LOGITS] + shift
-    (slope,) = torch.autograd.grad(mean_over_decisions(target(td), keys.LOSS_RATE), shift, materialize_grads=True)
+    (slope,) = torch.autograd.grad(
+        mean_over_decisions(target(td), keys.LOSS_RATE), shift, materialize_grads=True
+    )
     return slope

@@ -23,13 +23,16 @@ BATCH = 2
 LENGTH = 5
 WIDTH = 8
 RATE = 0.4
-CONTEXT = {"width": WIDTH, "rate": RATE, "seq_len": LENGTH}  # arguments of constructors which require them
+# arguments of constructors which require them
+CONTEXT = {"width": WIDTH, "rate": RATE, "seq_len": LENGTH}
 STANDARD_ERRORS = 5.0  # largest accepted deviation of a mean
 
 
 def tiny_lm(codec: Codec | None = None) -> UNet:
     """Return a model in float64."""
-    return UNet(UNetConfig(width=WIDTH, heads=2, down_layers=1, mid_layers=1, up_layers=1, window=3), codec).double()
+    return UNet(
+        UNetConfig(width=WIDTH, heads=2, down_layers=1, mid_layers=1, up_layers=1, window=3), codec
+    ).double()
 
 
 @dataclass
@@ -58,14 +61,20 @@ class TinyProblem:
         """Parameters of policy and encoder."""
         return [*self.agent.parameters(), *self.lm.codec.parameters(), *self.lm.down.parameters()]
 
-    def rollout(self, component: Any, seed: int = 0, symbol_BN: Tensor | None = None, **options: Any) -> TensorDictBase:
+    def rollout(
+        self, component: Any, seed: int = 0, symbol_BN: Tensor | None = None, **options: Any
+    ) -> TensorDictBase:
         """Return the rollout which the ``sampling`` of an estimator, or of another component, requires."""
         symbols = self.symbol_BN if symbol_BN is None else symbol_BN
         generator = torch.Generator().manual_seed(seed)
         sampling = component.sampling
         samples = () if sampling.num_samples is None else (sampling.num_samples,)
-        noise = torch.rand(*samples, len(symbols), symbols.shape[1] - 1, generator=generator, dtype=torch.float64)
-        return rollout(self.lm, self.agent, symbols, sampling, noise=noise, generator=generator, **options)
+        noise = torch.rand(
+            *samples, len(symbols), symbols.shape[1] - 1, generator=generator, dtype=torch.float64
+        )
+        return rollout(
+            self.lm, self.agent, symbols, sampling, noise=noise, generator=generator, **options
+        )
 
     def padded_rollout(self, component: Any, shift: int) -> TensorDictBase:
         """Return the same for a shorter second sequence, with ``shift`` added to the symbols in its padding."""
@@ -77,7 +86,12 @@ class TinyProblem:
     def gradient(self, loss: Tensor) -> Tensor:
         """Return the gradient with respect to all parameters, flattened."""
         return torch.cat(
-            [g.flatten() for g in torch.autograd.grad(loss, self.parameters, retain_graph=True, materialize_grads=True)]
+            [
+                g.flatten()
+                for g in torch.autograd.grad(
+                    loss, self.parameters, retain_graph=True, materialize_grads=True
+                )
+            ]
         ).detach()
 
 
@@ -120,7 +134,11 @@ class Checker:
         self.registered = registered
         self.options = options
         self.arguments = context
-        self.name = component if isinstance(component, str) else getattr(component, "__name__", str(component))
+        self.name = (
+            component
+            if isinstance(component, str)
+            else getattr(component, "__name__", str(component))
+        )
 
     def build(self, **context: Any) -> Any:
         """Build the component anew, always with the same parameters, in float64.
@@ -141,7 +159,9 @@ class Checker:
                 label = f"{self.kind} {self.name!r}"
                 built = registry.construct(label, self.component, self.options, **arguments)
                 if not isinstance(built, self.registered.base()):
-                    raise UserError(f"{label} has built {built!r}: expected a {self.registered.base().__name__}")
+                    raise UserError(
+                        f"{label} has built {built!r}: expected a {self.registered.base().__name__}"
+                    )
         return built.double()
 
     def require(self, condition: bool, message: str) -> None:
@@ -161,7 +181,9 @@ class Checker:
         """Raise an error unless a state_dict of one component gives another one the same output."""
         fresh.load_state_dict(used.state_dict())
         same = torch.allclose(evaluate(used), evaluate(fresh), rtol=1e-9, atol=1e-12)
-        self.require(same, "a state_dict does not bring its state back: register parameters and buffers")
+        self.require(
+            same, "a state_dict does not bring its state back: register parameters and buffers"
+        )
 
     @contextmanager
     def context(self, action: str) -> Iterator[None]:
@@ -173,6 +195,10 @@ class Checker:
         try:
             yield
         except Exception as error:
-            if isinstance(error, AssertionError) and str(error).startswith(f"{self.kind} {self.name}: "):
+            if isinstance(error, AssertionError) and str(error).startswith(
+                f"{self.kind} {self.name}: "
+            ):
                 raise
-            raise AssertionError(f"{self.kind} {self.name}: {action} fails with {error!r}") from error
+            raise AssertionError(
+                f"{self.kind} {self.name}: {action} fails with {error!r}"
+            ) from error

@@ -51,7 +51,9 @@ def restore(
     return state
 
 
-def check_checkpoint(checkpoint: checkpoints.Checkpoint, config: TrainConfig, components: Components) -> RunState:
+def check_checkpoint(
+    checkpoint: checkpoints.Checkpoint, config: TrainConfig, components: Components
+) -> RunState:
     """Check that a checkpoint belongs to a model, and return its state.
 
     Args:

@@ -53,7 +53,9 @@ class DataParallelGroup:
     pass_group: Group
 
     @classmethod
-    def create(cls, ranks: Ranks, config: TrainConfig, *, split_each_pass: bool) -> DataParallelGroup:
+    def create(
+        cls, ranks: Ranks, config: TrainConfig, *, split_each_pass: bool
+    ) -> DataParallelGroup:
         """Share updates among ranks; all ranks must call this together.
 
         Args:
@@ -64,13 +66,17 @@ class DataParallelGroup:
         Raises:
             UserError: the sequences cannot be shared evenly among so many ranks.
         """
-        assignment = BatchAssignment.of(config, ranks.rank, ranks.size, split_each_pass=split_each_pass)
+        assignment = BatchAssignment.of(
+            config, ranks.rank, ranks.size, split_each_pass=split_each_pass
+        )
         if assignment.members == 1:
             return cls(ranks, assignment, SINGLE_PROCESS)
         pass_group = SINGLE_PROCESS
         for first in range(0, ranks.size, assignment.members):
             members = list(range(first, first + assignment.members))
-            handle = dist.new_group(members) if len(members) < ranks.size else ranks.device_group.handle
+            handle = (
+                dist.new_group(members) if len(members) < ranks.size else ranks.device_group.handle
+            )
             if ranks.rank in members:
                 pass_group = Group(ranks.rank - first, len(members), handle)
         return cls(ranks, assignment, pass_group)
@@ -92,7 +98,9 @@ class DataParallelGroup:
                     parameter.grad = torch.zeros_like(parameter)
                 gradients.append(parameter.grad)
         for bucket in _buckets(gradients):
-            total = self.ranks.device_group.all_reduce_(torch.cat([gradient.flatten() for gradient in bucket]))
+            total = self.ranks.device_group.all_reduce_(
+                torch.cat([gradient.flatten() for gradient in bucket])
+            )
             pieces = total.split([gradient.numel() for gradient in bucket])
             for gradient, piece in zip(bucket, pieces, strict=True):
                 gradient.copy_(piece.view_as(gradient))
@@ -102,7 +110,9 @@ class DataParallelGroup:
         if self.ranks.size == 1:
             return dict(sums)
         own = torch.stack([value.double() for value in sums.values()])
-        total = self.ranks.device_group.all_reduce_(own if self.pass_group.rank == 0 else torch.zeros_like(own))
+        total = self.ranks.device_group.all_reduce_(
+            own if self.pass_group.rank == 0 else torch.zeros_like(own)
+        )
         return dict(zip(sums, total.unbind(), strict=True))
 
 
@@ -140,16 +150,19 @@ class RankStream:
         self._assignment = assignment
         count = len(streams.streams)
         self._sequences_per_stream = assignment.accumulate * assignment.batch_size // count
-        self._source = {}  # from a pass and a row to a stream and the sequence's number among the stream's
+        # from a pass and a row to a stream and the sequence's number among the stream's
+        self._source = {}
         for stream in range(count):
             each = replace(assignment, rank=stream, world=count)
             for number, index in enumerate(itertools.product(each.passes, each.rows)):
                 self._source[index] = (stream, number)
         self._used = frozenset(
-            self._source[index][0] for index in itertools.product(assignment.passes, assignment.rows)
+            self._source[index][0]
+            for index in itertools.product(assignment.passes, assignment.rows)
         )
         self._next = 0  # number of the next one among this rank's passes
-        self._position = dict.fromkeys(self._used, 0)  # in each stream, since the beginning of the update
+        # in each stream, since the beginning of the update
+        self._position = dict.fromkeys(self._used, 0)
 
     def next(self, count: int) -> SequenceBatch:
         """Return all ``count`` sequences of this rank's next pass."""
@@ -197,7 +210,11 @@ def unsharded(step: nn.Module) -> Iterator[None]:
 
 
 def apply_fsdp(
-    step: nn.Module, components: Components, optimizer: torch.optim.Optimizer, config: Config, ranks: Ranks
+    step: nn.Module,
+    components: Components,
+    optimizer: torch.optim.Optimizer,
+    config: Config,
+    ranks: Ranks,
 ) -> torch.optim.Optimizer:
     """Shard the language model over groups of ``hardware.fsdp_size`` successive ranks; all ranks call this together.
 
@@ -216,18 +233,23 @@ def apply_fsdp(
     size = config.hardware.fsdp_size
     moments = checkpoints.optimizer_tensors(optimizer, components.named_parameters())
     replicas = ranks.size // size
-    shape, names = ((replicas, size), ("replicate", "shard")) if replicas > 1 else ((size,), ("shard",))
+    shape, names = (
+        ((replicas, size), ("replicate", "shard")) if replicas > 1 else ((size,), ("shard",))
+    )
     mesh = init_device_mesh(lm.head.weight.device.type, shape, mesh_dim_names=names)
     for layer in (*lm.down, *lm.mid, *lm.up):
         fully_shard(layer, mesh=mesh)
     fully_shard(step, mesh=mesh)
     for module in step.modules():
-        if isinstance(module, FSDPModule):  # a rank's loss is its share of the batch's: gradients are summed
+        # a rank's loss is its share of the batch's: gradients are summed
+        if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)
     parameters = components.named_parameters()
     sharded = make_optimizer(config.train, parameters)
     for name, tensor in moments.items():
         owner, _, key = name.rpartition("/")
-        sharded.state[parameters[owner]][key] = tensor if key == "step" else shard_like(tensor, parameters[owner])
+        sharded.state[parameters[owner]][key] = (
+            tensor if key == "step" else shard_like(tensor, parameters[owner])
+        )
     return sharded

@@ -18,7 +18,9 @@ from tokenv.lm.flops import causal_pairs
 
 # Metrics which are counts of an update: its passes' counts are added, not averaged.
 TOKEN_COUNTS = tuple(
-    f"{what}{suffix}" for what in ("tokens", "token_pairs") for suffix in ("", "_forward", "_padded", "_forward_padded")
+    f"{what}{suffix}"
+    for what in ("tokens", "token_pairs")
+    for suffix in ("", "_forward", "_padded", "_forward_padded")
 )
 ROUNDING = 1e-5  # advantages below it, in nats, count as zero
 
@@ -36,7 +38,9 @@ def compute_losses(td: TensorDictBase, components: Components) -> dict[str, Tens
     if keys.LOG_LIKELIHOOD_EARLY in td:
         losses["early"] = -mean_log_likelihood(td, keys.LOG_LIKELIHOOD_EARLY, codec)
     if keys.LOG_LIKELIHOOD_AUXILIARY in td:
-        losses["auxiliary"] = -_local_ratio(td[keys.LOG_LIKELIHOOD_AUXILIARY], td[keys.AUXILIARY_COUNT])
+        losses["auxiliary"] = -_local_ratio(
+            td[keys.LOG_LIKELIHOOD_AUXILIARY], td[keys.AUXILIARY_COUNT]
+        )
     return losses | {
         "policy": mean_over_decisions(td, keys.LOSS_POLICY),
         "rate": mean_over_decisions(td, keys.LOSS_RATE),
@@ -56,12 +60,18 @@ def total_loss(losses: dict[str, Tensor], weights: LossConfig) -> Tensor:
     )
 
 
-def mean_log_likelihood(td: TensorDictBase, key: NestedKey, codec: Codec, weight: Tensor | None = None) -> Tensor:
+def mean_log_likelihood(
+    td: TensorDictBase, key: NestedKey, codec: Codec, weight: Tensor | None = None
+) -> Tensor:
     """Return this process's share of the mean over symbols, or over the observed values of a series: [..] -> []."""
     log_likelihood = td[key]
     loss_mask = codec.loss_mask(td["next", keys.SYMBOL])
     if loss_mask is None:
-        return _local_mean(log_likelihood) if weight is None else local_masked_mean(log_likelihood, weight)
+        return (
+            _local_mean(log_likelihood)
+            if weight is None
+            else local_masked_mean(log_likelihood, weight)
+        )
     values = loss_mask if weight is None else loss_mask * weight
     return _local_ratio(log_likelihood if weight is None else log_likelihood * weight, values)
 
@@ -85,14 +95,20 @@ def _boundary_enrichment(td: TensorDictBase, key: NestedKey, codec: Codec) -> Te
     loss = -td[key].double() / codec.nats_per_unit
     decisions = td[keys.DECISION_MASK]
     ends = td[keys.ACTION].bool()
-    sums = [x for where in (decisions & ends, decisions & ~ends) for x in ((loss * where).sum(), where.sum())]
+    sums = [
+        x
+        for where in (decisions & ends, decisions & ~ends)
+        for x in ((loss * where).sum(), where.sum())
+    ]
     after, number_after, elsewhere, number_elsewhere = all_reduce_sum(*sums)
     gap = after / number_after.clamp(min=1) - elsewhere / number_elsewhere.clamp(min=1)
     return gap.where((number_after > 0) & (number_elsewhere > 0), 0.0)
 
 
 @torch.no_grad()
-def rollout_metrics(td: TensorDictBase, losses: dict[str, Tensor], components: Components) -> dict[str, Tensor]:
+def rollout_metrics(
+    td: TensorDictBase, losses: dict[str, Tensor], components: Components
+) -> dict[str, Tensor]:
     """Return metrics of model and policy on a rollout, for the whole batch.
 
     Args:
@@ -102,7 +118,9 @@ def rollout_metrics(td: TensorDictBase, losses: dict[str, Tensor], components: C
     """
     codec = components.lm.codec
     decisions = td[keys.DECISION_MASK]
-    boundaries, positions = all_reduce_sum(td[keys.ACTION].sum(), decisions.sum() + decisions[..., 0].numel())
+    boundaries, positions = all_reduce_sum(
+        td[keys.ACTION].sum(), decisions.sum() + decisions[..., 0].numel()
+    )
     metrics = {
         codec.unit: losses["lm"] / codec.nats_per_unit,
         "boundary_rate": boundaries.float() / positions.float(),
@@ -123,16 +141,26 @@ def rollout_metrics(td: TensorDictBase, losses: dict[str, Tensor], components: C
     if keys.TARGET_RATE in td:
         target = td[keys.TARGET_RATE].double()
         gap = mean_over(td[keys.BOUNDARY_PROB].double(), decisions, -1) - target
-        metrics |= {"target_rate": masked_mean(target, decisions), "rate_gap": masked_mean(gap.abs(), decisions)}
+        metrics |= {
+            "target_rate": masked_mean(target, decisions),
+            "rate_gap": masked_mean(gap.abs(), decisions),
+        }
     if "auxiliary" in losses:
         metrics[f"{codec.unit}_auxiliary"] = losses["auxiliary"] / codec.nats_per_unit
     if keys.DIAGNOSTICS in td:
-        metrics |= {name: masked_mean(value, decisions) for name, value in td[keys.DIAGNOSTICS].items()}
+        metrics |= {
+            name: masked_mean(value, decisions) for name, value in td[keys.DIAGNOSTICS].items()
+        }
     if keys.ADVANTAGE in td:
         metrics["advantage_std"] = _masked_std(td[keys.ADVANTAGE], decisions)
-        metrics["advantage_zero_fraction"] = masked_mean((td[keys.ADVANTAGE].abs() < ROUNDING).double(), decisions)
+        metrics["advantage_zero_fraction"] = masked_mean(
+            (td[keys.ADVANTAGE].abs() < ROUNDING).double(), decisions
+        )
         metrics["loss_policy"] = losses["policy"]
-    return {name: value.detach().double() for name, value in (metrics | count_tokens(td, components)).items()}
+    return {
+        name: value.detach().double()
+        for name, value in (metrics | count_tokens(td, components)).items()
+    }
 
 
 def count_tokens(td: TensorDictBase, components: Components) -> dict[str, Tensor]:

@@ -48,7 +48,13 @@ class MetricsBuffer:
     def found_inf(self) -> Tensor:
         """On the device of the values: 1.0 if a watched metric is infinite or NaN, else 0.0."""
         chosen = [self._names.index(name) for name in self.watched]
-        return 1 - torch.stack([self._device_values[number] for number in chosen]).sum().isfinite().float()
+        return (
+            1
+            - torch.stack([self._device_values[number] for number in chosen])
+            .sum()
+            .isfinite()
+            .float()
+        )
 
     def read(self) -> dict[str, float]:
         """Return all metrics by name."""
@@ -92,7 +98,9 @@ class PendingUpdate:
         """
         metrics = self.values.read()
         if not math.isfinite(sum(metrics[name] for name in self.values.watched)):
-            wrong = ", ".join(f"{name} = {value}" for name, value in metrics.items() if not math.isfinite(value))
+            wrong = ", ".join(
+                f"{name} = {value}" for name, value in metrics.items() if not math.isfinite(value)
+            )
             raise NotFiniteError(
                 f"step {self.step}: {wrong}; {latest_checkpoint(folder)}. The last sequences were "
                 f"{', '.join(self.origin[:4])}, ... Try a lower train.learning_rate, a longer train.warmup_symbols or "
@@ -125,7 +133,9 @@ class UpdateFlops:
         """
         tokens = _take_tokens(metrics, "")
         padded = _take_tokens(metrics, "_padded")
-        count = partial(update_flops, self._lm, self._batch, policy_flops=self._policy, passes=self._passes)
+        count = partial(
+            update_flops, self._lm, self._batch, policy_flops=self._policy, passes=self._passes
+        )
         update = {
             "flops": count(tokens),
             "flops_linear": count(tokens, attention=False),
@@ -135,7 +145,11 @@ class UpdateFlops:
 
 
 def _take_tokens(metrics: dict[str, Any], padded: str) -> Tokens:
-    names = [f"{what}{suffix}{padded}" for what in ("tokens", "token_pairs") for suffix in ("", "_forward")]
+    names = [
+        f"{what}{suffix}{padded}"
+        for what in ("tokens", "token_pairs")
+        for suffix in ("", "_forward")
+    ]
     return Tokens(*(round(metrics.pop(name)) for name in names))
 
 
@@ -169,7 +183,12 @@ class MetricsLogger:
         self._symbols_per_update = symbols_per_update
         self._pending: list[PendingUpdate] = []
         self._bar = tqdm(
-            total=total, initial=state.symbols, unit="B", unit_scale=True, desc="training", disable=not progress
+            total=total,
+            initial=state.symbols,
+            unit="B",
+            unit_scale=True,
+            desc="training",
+            disable=not progress,
         )
         self._file = ProgressFile(folder, total) if writes else None
 

@@ -18,8 +18,10 @@ from tokenv.core.distributed import full_tensor, shard_like
 
 T = TypeVar("T", bound=Tensor)
 LAYERS = re.compile(r"lm\.(down|mid|up|layers)\.")
-STACKED = {"qkv": 3}  # number of matrices which one parameter of this name holds, one above the other
-POLYNOMIAL, ROUNDS = (3.4445, -4.7750, 2.0315), 5  # Jordan's: singular values which are not tiny come near 1
+# number of matrices which one parameter of this name holds, one above the other
+STACKED = {"qkv": 3}
+# Jordan's: singular values which are not tiny come near 1
+POLYNOMIAL, ROUNDS = (3.4445, -4.7750, 2.0315), 5
 ADAMW_RMS = 0.2  # root mean square of an AdamW step, in learning rates
 
 
@@ -38,7 +40,9 @@ def learning_rate(config: TrainConfig, symbols: int) -> float:
     return config.learning_rate * (low + (1 - low) * 0.5 * (1 + math.cos(math.pi * progress)))
 
 
-def make_optimizer(config: TrainConfig, parameters: dict[str, torch.nn.Parameter]) -> torch.optim.AdamW:
+def make_optimizer(
+    config: TrainConfig, parameters: dict[str, torch.nn.Parameter]
+) -> torch.optim.AdamW:
     """Build the optimizer which ``train.optimizer`` names, with weight decay on matrices, or on all parameters.
 
     The key ``lr_scale`` of a parameter group is its learning rate relative to the model's, ``matrices`` the number of
@@ -106,25 +110,36 @@ def optimizer_flops(config: TrainConfig, components: Components) -> int:
         count = _muon_matrices(config, name, parameter)
         if count:
             steps = components.num_epochs if name.startswith("lm.down.") else 1
-            total += steps * count * orthogonalize_flops(parameter.shape[0] // count, parameter.shape[1])
+            total += (
+                steps * count * orthogonalize_flops(parameter.shape[0] // count, parameter.shape[1])
+            )
     return total
 
 
-def grad_norm(parameters: dict[str, torch.nn.Parameter], prefix: str, device: torch.device) -> Tensor:
+def grad_norm(
+    parameters: dict[str, torch.nn.Parameter], prefix: str, device: torch.device
+) -> Tensor:
     """Return the L2 norm of the gradients of those parameters whose names begin with ``prefix``: [] on ``device``."""
-    grads = [p.grad for name, p in parameters.items() if name.startswith(prefix) and p.grad is not None]
+    grads = [
+        p.grad for name, p in parameters.items() if name.startswith(prefix) and p.grad is not None
+    ]
     return _total_norm(grads) if grads else torch.zeros((), device=device)
 
 
 def _total_norm(gradients: list[Tensor]) -> Tensor:
     """Return the L2 norm of gradients, some of which may be sharded."""
-    norms = [full_tensor(torch.nn.utils.get_total_norm(group)) for group in _split_by_sharding(gradients)]
+    norms = [
+        full_tensor(torch.nn.utils.get_total_norm(group)) for group in _split_by_sharding(gradients)
+    ]
     return norms[0] if len(norms) == 1 else torch.stack(norms).norm()
 
 
 def _split_by_sharding(tensors: list[T]) -> list[list[T]]:
     """Split tensors into ordinary and sharded ones, because torch's functions accept no mixture."""
-    groups = ([each for each in tensors if isinstance(each, DTensor) == sharded] for sharded in (False, True))
+    groups = (
+        [each for each in tensors if isinstance(each, DTensor) == sharded]
+        for sharded in (False, True)
+    )
     return [group for group in groups if group]
 
 
@@ -170,7 +185,9 @@ def orthogonalize(matrices: Sequence[Tensor]) -> list[Tensor]:
     a, b, c = POLYNOMIAL
     for (rows, columns), numbers in by_shape.items():
         tall = rows > columns
-        x_LRC = torch.stack([matrices[number].mT if tall else matrices[number] for number in numbers])
+        x_LRC = torch.stack(
+            [matrices[number].mT if tall else matrices[number] for number in numbers]
+        )
         x_LRC = x_LRC / x_LRC.norm(dim=(1, 2), keepdim=True).clamp_min(1e-30)
         x_LRC = x_LRC.bfloat16() if is_accelerator(x_LRC.device) else x_LRC
         for _ in range(ROUNDS):
@@ -219,7 +236,11 @@ class Muon(torch.optim.AdamW):
             if not state:
                 state["momentum"] = torch.zeros_like(parameter)
             momentum = state["momentum"]
-            gradient = parameter.grad if found_inf is None else torch.where(found_inf > 0, momentum, parameter.grad)
+            gradient = (
+                parameter.grad
+                if found_inf is None
+                else torch.where(found_inf > 0, momentum, parameter.grad)
+            )
             momentum.lerp_(gradient, 1 - beta)
             matrices += full_tensor(gradient.lerp(momentum, beta)).chunk(count)
             parameter.grad = None

@@ -91,7 +91,9 @@ class Ranks:
 
     def from_rank0(self, work: Callable[[], T], *, run_on_all: bool = False) -> T:
         """Return the result of ``work`` on rank 0, a small object; other ranks run it only if ``run_on_all``."""
-        return cast(T, self.cpu_group.all_gather_object(work() if self.is_first or run_on_all else None)[0])
+        return cast(
+            T, self.cpu_group.all_gather_object(work() if self.is_first or run_on_all else None)[0]
+        )
 
     def run_on_all_ranks(self, work: Callable[[], T]) -> T:
         """Return the result of ``work`` once it has succeeded on every rank.

@@ -41,7 +41,13 @@ from tokenv.training.optimizers import (
     skip_if_nonfinite,
 )
 from tokenv.training.process_group import Ranks
-from tokenv.training.update import PassInput, TrainingStep, accumulate_gradients, micro_batch_seed, policy_epochs
+from tokenv.training.update import (
+    PassInput,
+    TrainingStep,
+    accumulate_gradients,
+    micro_batch_seed,
+    policy_epochs,
+)
 
 
 def train(
@@ -73,8 +79,11 @@ def train(
         ValueError: the configuration does not fit the data or the machine.
     """
     try:
-        with translate_distributed_errors(sure=False):  # a sharded model communicates during its passes
-            return Trainer(config, folder, log, resume=resume, progress=progress, ranks=ranks or Ranks()).run()
+        # a sharded model communicates during its passes
+        with translate_distributed_errors(sure=False):
+            return Trainer(
+                config, folder, log, resume=resume, progress=progress, ranks=ranks or Ranks()
+            ).run()
     except LostRankError as error:
         GracefulStop.ignore_signals()  # torchrun ends all processes as soon as one has ended
         raise LostRankError(f"{error}; {latest_checkpoint(folder)}") from error
@@ -99,7 +108,9 @@ class Objective:
         """Make the counter of FLOPs which belongs to the components."""
         train = config.train
         batch = Batch(train.gradient_accumulation_steps * train.batch_size, config.data.seq_len)
-        return cls(components, loss, UpdateFlops(components, batch, optimizer_flops(train, components)))
+        return cls(
+            components, loss, UpdateFlops(components, batch, optimizer_flops(train, components))
+        )
 
 
 class Trainer:
@@ -148,7 +159,9 @@ class Trainer:
         if self.fsdp_size > 1:
             self.optimizer = apply_fsdp(self.step, self.components, self.optimizer, config, ranks)
         self.parameters = self.components.named_parameters()
-        self.group = DataParallelGroup.create(ranks, config.train, split_each_pass=self.components.has_cross_step_state)
+        self.group = DataParallelGroup.create(
+            ranks, config.train, split_each_pass=self.components.has_cross_step_state
+        )
         self.symbols_per_update = (
             config.train.batch_size * config.train.gradient_accumulation_steps * self.corpus.seq_len
         )
@@ -179,7 +192,9 @@ class Trainer:
         config = self.config
         prepare(config.hardware)
         device = self.ranks.device(config.hardware.device)
-        self.components = build_components(config, device, read_files=resume is None, world=self.ranks.size)
+        self.components = build_components(
+            config, device, read_files=resume is None, world=self.ranks.size
+        )
         self.device = self.components.lm.head.weight.device
         self.callbacks = build_callbacks(config, self.components.lm.codec)
         self.corpus = load_corpus(config.data, progress=self.progress)
@@ -187,14 +202,22 @@ class Trainer:
             config.data.options.prepare_model(self.components.lm, self.corpus.dataset)
         self.held_out = self.corpus.validation(config.validation.sequences)
         if config.validation.calibrate:
-            self.held_out, self.calibration = split_for_calibration(self.corpus, config.validation.sequences)
-        assignment = BatchAssignment.of(config.train, split_each_pass=self.components.has_cross_step_state)
-        self.streams = self.corpus.streams(assignment.streams(config.data.streams), seed=config.seed)
+            self.held_out, self.calibration = split_for_calibration(
+                self.corpus, config.validation.sequences
+            )
+        assignment = BatchAssignment.of(
+            config.train, split_each_pass=self.components.has_cross_step_state
+        )
+        self.streams = self.corpus.streams(
+            assignment.streams(config.data.streams), seed=config.seed
+        )
         self.optimizer = make_optimizer(config.train, self.components.named_parameters())
         if resume is None:
             self.state = RunState(config.as_dict(), self.components.lm.codec.unit)
         else:
-            self.state = restore(resume, config.train, self.components, self.optimizer, self.streams)
+            self.state = restore(
+                resume, config.train, self.components, self.optimizer, self.streams
+            )
             self.state.config = config.as_dict()
 
     def run(self) -> tuple[Evaluation, History]:
@@ -203,7 +226,8 @@ class Trainer:
         with self.metrics, self.open_source() as self.source, GracefulStop() as stop:
             for callback in self.callbacks:
                 callback.on_train_begin(self)
-            if self.finished:  # the run was killed after its last update, before its end was recorded
+            # the run was killed after its last update, before its end was recorded
+            if self.finished:
                 self.save()
             while not self.finished:
                 self.train_step()
@@ -255,7 +279,9 @@ class Trainer:
             update.check(self.folder)
         with skip_if_nonfinite(self.optimizer, values.found_inf if self.asynchronous else None):
             optimizer_step(self.optimizer, self.parameters, train.max_grad_norm)
-            update.further = policy_epochs(self.step, self.optimizer, rollouts, self.group, train.max_grad_norm)
+            update.further = policy_epochs(
+                self.step, self.optimizer, rollouts, self.group, train.max_grad_norm
+            )
         state.step += 1
         state.symbols = symbols
         update.seconds = time.perf_counter() - started
@@ -266,7 +292,11 @@ class Trainer:
     def current_objective(self) -> Objective:
         """Return what the next update minimises: the imitation of a teacher first, if there is one."""
         until = self.config.imitation.symbols(self.config.train.symbols)
-        return self.objective if self.imitation is None or self.state.symbols >= until else self.imitation
+        return (
+            self.objective
+            if self.imitation is None or self.state.symbols >= until
+            else self.imitation
+        )
 
     def passes(self) -> Iterator[PassInput]:
         """Read the sequences of this rank's passes of the present update, with the noise which belongs to them."""
@@ -302,7 +332,13 @@ class Trainer:
             tolerance=self.config.data.options.boundary_tolerance,
             progress=self.progress,
         )
-        return evaluate(self.components, self.held_out, options, group=self.ranks.cpu_group, shard=self.fsdp_size)
+        return evaluate(
+            self.components,
+            self.held_out,
+            options,
+            group=self.ranks.cpu_group,
+            shard=self.fsdp_size,
+        )
 
     def save(self) -> None:
         """Save a checkpoint; all ranks call this together, and rank 0 writes."""

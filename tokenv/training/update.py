@@ -21,7 +21,8 @@ from tokenv.training.metrics import MetricsBuffer
 from tokenv.training.optimizers import grad_norm, optimizer_step
 
 POLICY_METRICS = ("clip_fraction", "kl_approx")  # diagnostics of an estimator's further steps
-GRAD_NORMS = {"grad_norm_lm": "lm.", "grad_norm_policy": "agent."}  # metric to the prefix of its parameters' names
+# metric to the prefix of its parameters' names
+GRAD_NORMS = {"grad_norm_lm": "lm.", "grad_norm_policy": "agent."}
 
 
 def micro_batch_seed(seed: int, step: int, number: int) -> int:
@@ -110,7 +111,9 @@ class TrainingStep(nn.Module):
         rate_B = None
         if agent.rates is not None:
             rate_generator = torch.Generator().manual_seed(derive_seed(batch.seed))
-            rate_B = sample_target_rates(agent.rates, len(symbol_BN), symbol_BN.device, rate_generator)
+            rate_B = sample_target_rates(
+                agent.rates, len(symbol_BN), symbol_BN.device, rate_generator
+            )
         return rollout(
             self.lm,
             agent,

@@ -13,9 +13,13 @@ class MedianOfOthers(Stage):
 
     def forward(self, td):
         credit = td["advantage"]  # [.., K, B, T]
-        others = [credit.roll(-k, -3)[..., 1:, :, :].median(-3).values for k in range(credit.shape[-3])]
+        others = [
+            credit.roll(-k, -3)[..., 1:, :, :].median(-3).values for k in range(credit.shape[-3])
+        ]
         return td.set("advantage", credit - torch.stack(others, -3))
 
 
 def median(gamma=0.99, num_samples=3):
-    return chain(EarlyExit(), Discount(gamma), MedianOfOthers(), ScoreFunction(), num_samples=num_samples)
+    return chain(
+        EarlyExit(), Discount(gamma), MedianOfOthers(), ScoreFunction(), num_samples=num_samples
+    )

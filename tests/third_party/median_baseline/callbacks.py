@@ -17,6 +17,8 @@ class LargestWeight(Callback):
         self.write(trainer)
 
     def write(self, trainer: Any) -> None:
-        largest = max(float(parameter.abs().max()) for parameter in trainer.components.lm.parameters())
+        largest = max(
+            float(parameter.abs().max()) for parameter in trainer.components.lm.parameters()
+        )
         with self.file.open("a") as file:
             file.write(f"{trainer.state.symbols} {largest}\n")

@@ -84,12 +84,22 @@ def describe_result(comparison: Comparison) -> list[str]:
     if math.isfinite(best.seed_error):
         value = f"{format_with_error(best.loss, best.seed_error)} (standard error over {len(best.runs)} seeds)"
     if not others:
-        return [f"One method alone, {escape_line(best.name)}: {value} {unit}. There is nothing to compare it with."]
+        return [
+            f"One method alone, {escape_line(best.name)}: {value} {unit}. There is nothing to compare it with."
+        ]
     ratio = _describe_flops_ratio(comparison, best.name)
     sentences = [f"{escape_line(best.name)} has the lowest {unit}: {value}{ratio}."]
     pairs = comparison.both_ways
-    known = [(escape_line(m.name), pairs[m.name, best.name]) for m in others if (m.name, best.name) in pairs]
-    tied = [f"{name} ({format_number(d.mean, '+.4f')})" for name, d in known if d.verdict == "not separable"]
+    known = [
+        (escape_line(m.name), pairs[m.name, best.name])
+        for m in others
+        if (m.name, best.name) in pairs
+    ]
+    tied = [
+        f"{name} ({format_number(d.mean, '+.4f')})"
+        for name, d in known
+        if d.verdict == "not separable"
+    ]
     worse = [(name, d) for name, d in known if d.verdict == "worse"]
     if tied:
         sentences.append(f"Not separable from it at 95%: {join_names(tied)}.")
@@ -98,18 +108,26 @@ def describe_result(comparison: Comparison) -> list[str]:
             names = join_names([name for name, _ in worse])
         else:
             names = f"{len(worse)} others"
-        least = format_number(min(difference.mean for _, difference in worse)) + (" or more" if len(worse) > 1 else "")
-        sentences.append(f"At 95%{_describe_correction(comparison)} it is better than {names} (difference: {least}).")
+        least = format_number(min(difference.mean for _, difference in worse)) + (
+            " or more" if len(worse) > 1 else ""
+        )
+        sentences.append(
+            f"At 95%{_describe_correction(comparison)} it is better than {names} (difference: {least})."
+        )
     sentences += _describe_tests(comparison)
     sentences += _describe_compute(comparison)
     if not tied and not worse:
-        sentences.append("It was not compared with the others, so the certainty of this is unknown.")
+        sentences.append(
+            "It was not compared with the others, so the certainty of this is unknown."
+        )
     if ahead := find_look_ahead(comparison):
         if len(ahead) == 1:
             verb = "reads"
         else:
             verb = "read"
-        sentences.append(f"{join_names(ahead)} {verb} ahead: such {comparison.unit_in_words} are not a causal model's.")
+        sentences.append(
+            f"{join_names(ahead)} {verb} ahead: such {comparison.unit_in_words} are not a causal model's."
+        )
     if any(len(method.runs) == 1 for method in comparison.methods):
         sentences.append(
             "Methods with a single seed are separable from no other: how much another would change is unknown."
@@ -141,7 +159,9 @@ def find_losses_at_equal_flops(comparison: Comparison) -> LossesAtFlops | None:
     for metric in (f"calibrated/{unit}", f"validation/{unit}", f"train/{unit}"):
         losses = {}
         for method in comparison.methods:
-            losses[method.name] = float(np.mean([_loss_at_flops(run, metric, flops) for run in method.runs]))
+            losses[method.name] = float(
+                np.mean([_loss_at_flops(run, metric, flops) for run in method.runs])
+            )
         if all(math.isfinite(loss) for loss in losses.values()):
             return LossesAtFlops(flops, metric, losses)
     return None
@@ -186,8 +206,13 @@ def _describe_flops_ratio(comparison: Comparison, name: str) -> str:
     if comparison.equal_flops:
         return ""
     spent = comparison.means.flops
-    ratios = sorted((float(spent[name] / spent[other]), other) for other in spent.index if other != name)
-    texts = [f"{format_number(ratio, '.2f')} times the FLOPs of {escape_line(other)}" for ratio, other in ratios]
+    ratios = sorted(
+        (float(spent[name] / spent[other]), other) for other in spent.index if other != name
+    )
+    texts = [
+        f"{format_number(ratio, '.2f')} times the FLOPs of {escape_line(other)}"
+        for ratio, other in ratios
+    ]
     return ", with " + " to ".join(dict.fromkeys((texts[0], texts[-1])))
 
 
@@ -206,7 +231,9 @@ def find_look_ahead(comparison: Comparison) -> list[str]:
 
 def find_reference(comparison: Comparison) -> str:
     """Return the method whose pairs alone Holm's correction counts; empty if it counts all."""
-    counted = [set(pair) for pair, each in comparison.differences.items() if math.isfinite(each.p_holm)]
+    counted = [
+        set(pair) for pair, each in comparison.differences.items() if math.isfinite(each.p_holm)
+    ]
     if 1 < len(counted) < len(comparison.differences):
         common = set.intersection(*counted)
     else:
@@ -222,12 +249,18 @@ def _describe_tests(comparison: Comparison) -> list[str]:
     if not name:
         return []
     pairs = comparison.both_ways
-    tested = [(m.name, pairs[m.name, name]) for m in sort_methods(comparison) if (m.name, name) in pairs]
+    tested = [
+        (m.name, pairs[m.name, name]) for m in sort_methods(comparison) if (m.name, name) in pairs
+    ]
     sides = []
     for verdict in ("better", "worse"):
         names = [escape_line(other) for other, d in tested if d.verdict == verdict]
-        sides.append(f"{join_names(names) if names else 'none'} {'are' if len(names) > 1 else 'is'} {verdict}")
-    return [f"Against {escape_line(name)}, after Holm's correction for {len(tested)} pairs: {'; '.join(sides)}."]
+        sides.append(
+            f"{join_names(names) if names else 'none'} {'are' if len(names) > 1 else 'is'} {verdict}"
+        )
+    return [
+        f"Against {escape_line(name)}, after Holm's correction for {len(tested)} pairs: {'; '.join(sides)}."
+    ]
 
 
 def rank_by_seed(comparison: Comparison) -> pd.DataFrame:
@@ -383,7 +416,11 @@ class Style(NamedTuple):
 def assign_styles(comparison: Comparison) -> dict[str, Style]:
     """Return the style of each method in all pictures, by its position in the comparison."""
     return {
-        method.name: Style(LINES[i % len(LINES)], _DASHES[i // len(LINES) % len(_DASHES)], MARKERS[i % len(MARKERS)])
+        method.name: Style(
+            LINES[i % len(LINES)],
+            _DASHES[i // len(LINES) % len(_DASHES)],
+            MARKERS[i % len(MARKERS)],
+        )
         for i, method in enumerate(comparison.methods)
     }
 
@@ -398,7 +435,11 @@ def label_rows(axes: Axes, names: Sequence[str]) -> None:
 
 
 def draw_lines(
-    comparison: Comparison, name: str, caption: str, curves: Mapping[str, Band], finish: Callable[[Axes], None]
+    comparison: Comparison,
+    name: str,
+    caption: str,
+    curves: Mapping[str, Band],
+    finish: Callable[[Axes], None],
 ) -> Picture:
     """Draw lines with bands, one a method, and a legend.
 
@@ -422,7 +463,12 @@ def draw_lines(
             first = list(styles).index(method) * each // len(styles)
             axes.fill_between(band.x, band.low, band.high, color=style.colour, alpha=0.15, lw=0)
             handles += axes.plot(
-                band.x, band.mean, color=style.colour, ls=style.line, marker=style.marker, markevery=(first, each)
+                band.x,
+                band.mean,
+                color=style.colour,
+                ls=style.line,
+                marker=style.marker,
+                markevery=(first, each),
             )
         finish(axes)
         legend_below(figure, handles, names)

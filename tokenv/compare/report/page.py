@@ -138,7 +138,10 @@ def comparison_page(comparison: Comparison, pictures: Mapping[str, Picture]) -> 
         references=[escape(name) for name in comparison.references],
         agreements=_render_table(comparison, report_tables.agreements_table(comparison)),
         boundaries=_render_table(comparison, report_tables.boundaries_table(comparison)),
-        passages=[(f"held-out passage {i + 1}", colour_passage(i)) for i in range(max(map(len, passages.values())))],
+        passages=[
+            (f"held-out passage {i + 1}", colour_passage(i))
+            for i in range(max(map(len, passages.values())))
+        ],
         notes=write_notes(comparison.words, comparison.unit),
         **legend(scale),
     )
@@ -171,16 +174,24 @@ def _forecasts(comparison: Comparison) -> dict[str, Any] | None:
     }
 
 
-def _render_table(comparison: Comparison, table: Table, settings: Mapping[str, str] | None = None) -> dict[str, Any]:
+def _render_table(
+    comparison: Comparison, table: Table, settings: Mapping[str, str] | None = None
+) -> dict[str, Any]:
     """Return what the page shows of a table; beside the names of methods their settings, if they are given."""
     known = settings or {}
     rows = [(name, cells, known.get(name, "")) for name, cells in table.cells()]
-    return {"first": table.first, "headers": table.headers(), "rows": _number_rows(comparison, rows)}
+    return {
+        "first": table.first,
+        "headers": table.headers(),
+        "rows": _number_rows(comparison, rows),
+    }
 
 
 def _rows(comparison: Comparison, show: Callable[[ComparedMethod], T]) -> list[tuple[Any, ...]]:
     """Return number (of its style), name and content of every method's row, best first."""
-    return _number_rows(comparison, [(method.name, show(method)) for method in sort_methods(comparison)])
+    return _number_rows(
+        comparison, [(method.name, show(method)) for method in sort_methods(comparison)]
+    )
 
 
 def _number_rows(comparison: Comparison, rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
@@ -195,11 +206,15 @@ def _escape_items(items: Mapping[str, str]) -> list[tuple[str, str]]:
 
 def describe_settings(method: ComparedMethod) -> str:
     """Return the settings which distinguish a method for people."""
-    settings = [f"{escape_line(key)} = {escape_line(value)}" for key, value in method.settings.items()]
+    settings = [
+        f"{escape_line(key)} = {escape_line(value)}" for key, value in method.settings.items()
+    ]
     return ", ".join([*(["reads ahead"] if method.reads_ahead else []), *settings])
 
 
-def _difference_cells(row: ComparedMethod, comparison: Comparison) -> list[report_tables.Cell | None]:
+def _difference_cells(
+    row: ComparedMethod, comparison: Comparison
+) -> list[report_tables.Cell | None]:
     """Return the cells of a method's differences from every other; None from itself."""
     cells: list[report_tables.Cell | None] = []
     pairs = comparison.both_ways
@@ -210,7 +225,9 @@ def _difference_cells(row: ComparedMethod, comparison: Comparison) -> list[repor
         elif difference is None:
             cells.append(report_tables.Cell("–", style="unknown", tip="not compared"))
         else:
-            cell = report_tables.difference_cell(row.name, other.name, difference, comparison.unit_in_words)
+            cell = report_tables.difference_cell(
+                row.name, other.name, difference, comparison.unit_in_words
+            )
             tip = f"{cell.tip} The cell is {escape_line(row.name)} − {escape_line(other.name)}."
             cells.append(cell._replace(tip=tip))
     return cells
@@ -219,7 +236,8 @@ def _difference_cells(row: ComparedMethod, comparison: Comparison) -> list[repor
 def embed(picture: Picture) -> dict[str, str]:
     """Return a picture as a page shows it: caption, and both variants as data."""
     light, dark = (
-        "data:image/png;base64," + base64.b64encode(image).decode("ascii") for image in (picture.light, picture.dark)
+        "data:image/png;base64," + base64.b64encode(image).decode("ascii")
+        for image in (picture.light, picture.dark)
     )
     return {"caption": picture.caption, "light": light, "dark": dark}
 
@@ -235,13 +253,17 @@ def summary_columns(comparison: Comparison) -> list[Column]:
     f1_header = ""
     if find_true_boundaries(comparison) is not None:
         f1_header = "F1"
-    columns += [Column(key, file=key) for key in ("area", "boundary_rate", "loss_raw", "boundary_rate_raw")]
+    columns += [
+        Column(key, file=key) for key in ("area", "boundary_rate", "loss_raw", "boundary_rate_raw")
+    ]
     columns += [
         Column("f1", f1_header, ".2f", file="f1"),
         Column("flops", "FLOPs", ".2e", file="flops"),
         Column("seconds", "seconds", ",.0f", file="seconds"),
     ]
-    return columns + [Column(key, file=key) for key in ("difference", "low", "high", "p", "p_holm", "verdict")]
+    return columns + [
+        Column(key, file=key) for key in ("difference", "low", "high", "p", "p_holm", "verdict")
+    ]
 
 
 def summary_table(comparison: Comparison, reference: str) -> Table:
@@ -257,7 +279,11 @@ def summary_table(comparison: Comparison, reference: str) -> Table:
     truth = find_true_boundaries(comparison)
     rows = []
     for method in comparison.methods:
-        row: dict[str, Any] = {"seeds": len(method.runs), "loss": method.loss, "seed_error": method.seed_error}
+        row: dict[str, Any] = {
+            "seeds": len(method.runs),
+            "loss": method.loss,
+            "seed_error": method.seed_error,
+        }
         row["rank"] = finite_mean(ranks.loc[method.name])
         row |= {name: comparison.mean(method.name, name) for name in METRICS}
         row["f1"] = comparison.mean(method.name, f"{truth} f1")
@@ -287,7 +313,9 @@ def _order_methods(tables: Mapping[str, Table]) -> list[str]:
     return sorted(shares, key=lambda name: (-len(shares[name]), finite_mean(shares[name])))
 
 
-def _forecasts_by_protocol(comparisons: Mapping[str, Comparison]) -> list[tuple[str, list[list[str]]]]:
+def _forecasts_by_protocol(
+    comparisons: Mapping[str, Comparison],
+) -> list[tuple[str, list[list[str]]]]:
     """Return MSE and MAE of every forecaster in every protocol, lowest mean MSE first; no cells where it has none."""
     every: list[dict[str, list[str]]] = []
     errors: dict[str, list[float]] = {}
@@ -307,7 +335,9 @@ def _forecasts_by_protocol(comparisons: Mapping[str, Comparison]) -> list[tuple[
     return rows
 
 
-def summary_page(comparisons: Mapping[str, Comparison], pages: Mapping[str, str], reference: str) -> str:
+def summary_page(
+    comparisons: Mapping[str, Comparison], pages: Mapping[str, str], reference: str
+) -> str:
     """Return a page with one table of all protocols, and each protocol's ranks.
 
     Args:
@@ -318,10 +348,15 @@ def summary_page(comparisons: Mapping[str, Comparison], pages: Mapping[str, str]
     Returns:
         One HTML document, to be written as UTF-8.
     """
-    tables = {name: summary_table(comparison, reference) for name, comparison in comparisons.items()}
+    tables = {
+        name: summary_table(comparison, reference) for name, comparison in comparisons.items()
+    }
     rows = []
     for method in _order_methods(tables):
-        cells = [_summary_cells(tables[name], method, comparisons[name], reference) for name in comparisons]
+        cells = [
+            _summary_cells(tables[name], method, comparisons[name], reference)
+            for name in comparisons
+        ]
         rows.append((escape_line(method), cells))
     protocols = []
     for name, comparison in comparisons.items():
@@ -352,7 +387,9 @@ def summary_page(comparisons: Mapping[str, Comparison], pages: Mapping[str, str]
     )
 
 
-def _summary_cells(table: Table, name: str, comparison: Comparison, reference: str) -> dict[str, Any] | None:
+def _summary_cells(
+    table: Table, name: str, comparison: Comparison, reference: str
+) -> dict[str, Any] | None:
     """Return the cells of a method in a protocol, with its verdict, settings and test; None if it is not in it."""
     if name not in table.frame.index:
         return None
@@ -370,7 +407,9 @@ def _summary_cells(table: Table, name: str, comparison: Comparison, reference: s
     }
 
 
-def write_reports(comparisons: Mapping[str, Comparison], folder: Path, reference: str = "") -> list[Path]:
+def write_reports(
+    comparisons: Mapping[str, Comparison], folder: Path, reference: str = ""
+) -> list[Path]:
     """Write the report of a comparison, or those of several with a summary of all.
 
     Args:
@@ -395,7 +434,10 @@ def write_reports(comparisons: Mapping[str, Comparison], folder: Path, reference
         pages[name] = f"{prefix}-report.html"
     page = folder / "report.html"
     write_atomically(page, summary_page(comparisons, pages, reference))
-    tables = {name: summary_table(comparison, reference).for_file() for name, comparison in comparisons.items()}
+    tables = {
+        name: summary_table(comparison, reference).for_file()
+        for name, comparison in comparisons.items()
+    }
     summary = _write_protocols(folder / "summary.csv", tables)
     forecasts = {}
     for name, comparison in comparisons.items():

@@ -61,12 +61,24 @@ def _draw_losses(comparison: Comparison) -> Picture | None:
         axes = figure.subplots()
         for row, method in enumerate(methods):
             style = styles[method.name]
-            for error, width, alpha in ((method.document_error, 1.2, 1.0), (method.seed_error, 6.0, 0.35)):
+            for error, width, alpha in (
+                (method.document_error, 1.2, 1.0),
+                (method.seed_error, 6.0, 0.35),
+            ):
                 if math.isfinite(error):
                     ends = (method.loss - error, method.loss + error)
-                    axes.plot(ends, (row, row), color=style.colour, lw=width, alpha=alpha, solid_capstyle="butt")
+                    axes.plot(
+                        ends,
+                        (row, row),
+                        color=style.colour,
+                        lw=width,
+                        alpha=alpha,
+                        solid_capstyle="butt",
+                    )
             seeds = [run.loss for run in method.runs]
-            axes.plot(seeds, [row + 0.24] * len(seeds), "o", color=style.colour, mfc="none", ms=3.5, mew=1)
+            axes.plot(
+                seeds, [row + 0.24] * len(seeds), "o", color=style.colour, mfc="none", ms=3.5, mew=1
+            )
             axes.plot(method.loss, row, style.marker, color=style.colour, ms=6)
         label_rows(axes, [method.name for method in methods])
         axes.set_xlabel(f"held-out {unit} (left is better)")
@@ -77,7 +89,9 @@ def _draw_losses(comparison: Comparison) -> Picture | None:
             Line2D([], [], color=ink, lw=6, alpha=0.35),
             Line2D([], [], color=ink, lw=1.2),
         )
-        legend_below(figure, handles, ("mean", "one seed", "± error over seeds", f"error over {documents}"))
+        legend_below(
+            figure, handles, ("mean", "one seed", "± error over seeds", f"error over {documents}")
+        )
 
     caption = (
         f"{unit.capitalize()}: mean, each seed, and standard errors over seeds and over {documents}. All methods are "
@@ -140,11 +154,19 @@ def draw_ranks(comparison: Comparison) -> Picture | None:
         for row, name in enumerate(mean.index):
             style = styles[name]
             rank_S = list(ranks.loc[name])
-            axes.plot(rank_S, [row] * len(rank_S), "o", color=style.colour, mfc="none", ms=3.5, mew=1)
+            axes.plot(
+                rank_S, [row] * len(rank_S), "o", color=style.colour, mfc="none", ms=3.5, mew=1
+            )
             axes.plot(mean[name], row, style.marker, color=style.colour, ms=7)
         for number, (first, last) in enumerate(bars):
             x = len(mean) + 0.6 + 0.35 * number
-            axes.plot((x, x), (first - 0.2, last + 0.2), color=mpl.rcParams["text.color"], lw=2.5, clip_on=False)
+            axes.plot(
+                (x, x),
+                (first - 0.2, last + 0.2),
+                color=mpl.rcParams["text.color"],
+                lw=2.5,
+                clip_on=False,
+            )
         label_rows(axes, list(mean.index))
         axes.set_xlim(0.6, len(mean) + 0.8 + 0.35 * len(bars))
         axes.set_xlabel("rank, seed by seed, and its mean (left is better)")
@@ -160,7 +182,10 @@ def draw_profiles(comparison: Comparison) -> Picture | None:
     """Draw the performance profile of every method; None for one method, or where no method has three seeds."""
     robust = comparison.robust
     documents = f"{comparison.words.document}s"
-    curves = {m.name: Band(robust.threshold_P, *robust.profiles[m.name].T) for m in sort_methods(comparison)}
+    curves = {
+        m.name: Band(robust.threshold_P, *robust.profiles[m.name].T)
+        for m in sort_methods(comparison)
+    }
     if len(curves) < 2 or max(len(method.runs) for method in comparison.methods) < MIN_SEEDS:
         return None
 
@@ -178,7 +203,9 @@ def draw_profiles(comparison: Comparison) -> Picture | None:
 def _find_inseparable(comparison: Comparison, names: Sequence[str]) -> list[tuple[int, int]]:
     """Return the longest runs of neighbours, by first and last index, no two of which differ by Holm over all pairs."""
     every = comparison.both_ways
-    counted = apply_holm({pair: every[pair] for pair in itertools.combinations(names, 2) if pair in every})
+    counted = apply_holm(
+        {pair: every[pair] for pair in itertools.combinations(names, 2) if pair in every}
+    )
 
     def tied(first: int, last: int) -> bool:
         pairs = itertools.combinations(names[first : last + 1], 2)
@@ -202,7 +229,12 @@ def _limit_to_late_part(axes: Axes, curves: Mapping[str, Band]) -> None:
 
 
 def _draw_curves(
-    comparison: Comparison, name: str, metric: str, position: str, labels: tuple[str, str], note: str
+    comparison: Comparison,
+    name: str,
+    metric: str,
+    position: str,
+    labels: tuple[str, str],
+    note: str,
 ) -> Picture | None:
     """Draw a metric of all methods over training.
 
@@ -217,7 +249,10 @@ def _draw_curves(
     Returns:
         None if no method has the metric.
     """
-    bands = {m.name: compute_band(m, metric, by_flops=position == "FLOPs") for m in sort_methods(comparison)}
+    bands = {
+        m.name: compute_band(m, metric, by_flops=position == "FLOPs")
+        for m in sort_methods(comparison)
+    }
     curves = {method: band for method, band in bands.items() if band is not None}
 
     def finish(axes: Axes) -> None:
@@ -251,21 +286,31 @@ def _draw_training(comparison: Comparison) -> Iterator[Picture | None]:
         yield _draw_curves(comparison, name, metric, position, labels, cut)
     labels = (f"boundaries per {symbol}", f"Boundaries per {symbol} over training: running mean")
     target = f"Thin dashes: target, {describe_target_rates(comparison)}."
-    yield _draw_curves(comparison, "boundary-rate", "train/boundary_rate", f"{symbol}s", labels, target)
-    labels = ("mean −log π, nats per decision", "Mean −log π of the decisions drawn, over training: running mean")
+    yield _draw_curves(
+        comparison, "boundary-rate", "train/boundary_rate", f"{symbol}s", labels, target
+    )
+    labels = (
+        "mean −log π, nats per decision",
+        "Mean −log π of the decisions drawn, over training: running mean",
+    )
     yield _draw_curves(comparison, "neg-log-prob", "train/neg_log_prob", f"{symbol}s", labels, "")
 
 
 def _draw_lengths(comparison: Comparison) -> Picture | None:
     words = comparison.words
-    shares = {method.name: compute_length_shares(comparison, method.name) for method in sort_methods(comparison)}
+    shares = {
+        method.name: compute_length_shares(comparison, method.name)
+        for method in sort_methods(comparison)
+    }
     curves = {name: Band(np.arange(len(y)) + 1.0, y, y, y) for name, y in shares.items() if len(y)}
     if not curves:
         return None
     last = max(len(band.x) for band in curves.values())
     peaks = {name: band.mean.max() for name, band in curves.items()}
     top = max((peak for peak in peaks.values() if peak <= _SPIKE), default=1.0)
-    beyond = [f"{escape_line(name)}, up to {peak:.2f}" for name, peak in peaks.items() if peak > top]
+    beyond = [
+        f"{escape_line(name)}, up to {peak:.2f}" for name, peak in peaks.items() if peak > top
+    ]
 
     def finish(axes: Axes) -> None:
         label = f"{words.symbol}s of a {words.token} ({last}: that many or more)"
@@ -336,10 +381,23 @@ def draw_forecasts(forecasts: ForecastComparison, colours: Mapping[str, str]) ->
                 )  # fmt: skip
                 continue
             if math.isfinite(error):
-                axes.plot((mse - error, mse + error), (y, y), color=colour, lw=6, alpha=0.35, solid_capstyle="butt")
+                axes.plot(
+                    (mse - error, mse + error),
+                    (y, y),
+                    color=colour,
+                    lw=6,
+                    alpha=0.35,
+                    solid_capstyle="butt",
+                )
             seeds = forecasts.seed_mse.get(row["forecaster"], [])
             axes.plot(seeds, [y + 0.24] * len(seeds), "o", color=colour, mfc="none", ms=3.5, mew=1)
-            axes.plot(mse, y, "D" if row["is_method"] else "|", color=colour, ms=6 if row["is_method"] else 11)
+            axes.plot(
+                mse,
+                y,
+                "D" if row["is_method"] else "|",
+                color=colour,
+                ms=6 if row["is_method"] else 11,
+            )
         label_rows(axes, [row["forecaster"] for row in rows])
         axes.set_xlabel(f"MSE of {forecasts.horizon} steps, standardised (left is better)")
 

@@ -26,7 +26,12 @@ from tokenv.compare.report.aggregate import (
 )
 from tokenv.compare.report.table import Column, Row, Table
 from tokenv.compare.robust_statistics import Interval
-from tokenv.compare.score_statistics import Difference, add_reversed_pairs, describe_difference, tabulate_differences
+from tokenv.compare.score_statistics import (
+    Difference,
+    add_reversed_pairs,
+    describe_difference,
+    tabulate_differences,
+)
 from tokenv.compare.score_tables import DIFFERENCE, ForecastComparison
 from tokenv.evaluation.boundary_stats import CLASSES
 from tokenv.evaluation.calibration import NATIVE
@@ -50,7 +55,9 @@ class Cell(NamedTuple):
 def difference_cell(first: str, second: str, difference: Difference, unit: str) -> Cell:
     """Return the cell for the difference of two methods or forecasters, coloured by its verdict."""
     tip = escape(describe_difference(first, second, difference, unit))
-    return Cell(format_number(difference.mean, "+.4f"), "", difference.verdict.replace(" ", "-"), tip)
+    return Cell(
+        format_number(difference.mean, "+.4f"), "", difference.verdict.replace(" ", "-"), tip
+    )
 
 
 def methods_table(comparison: Comparison) -> Table:
@@ -67,7 +74,9 @@ def methods_table(comparison: Comparison) -> Table:
         Column("seeds", file="seeds"),
         Column("loss", f"{comparison.unit_in_words} ± seeds", error="seed_error", file=unit),
         Column("seed_error", file="seed_error"),
-        Column("document_error", f"error over {words.document}s", terminal=False, file="document_error"),
+        Column(
+            "document_error", f"error over {words.document}s", terminal=False, file="document_error"
+        ),
     ]
     if find_look_ahead(comparison):
         joint = [comparison.joint_loss(method) for method in methods]
@@ -90,7 +99,9 @@ def methods_table(comparison: Comparison) -> Table:
     if comparison.calibrated:
         columns += [
             Column("loss_raw", "before calibration", terminal=False, file=f"{unit}_raw"),
-            Column("boundary_rate_raw", "its rate", ".3f", terminal=False, file="boundary_rate_raw"),
+            Column(
+                "boundary_rate_raw", "its rate", ".3f", terminal=False, file="boundary_rate_raw"
+            ),
         ]
     columns.append(Column("flops", "FLOPs", ".2e", file="flops"))
     at_equal = find_losses_at_equal_flops(comparison)
@@ -177,7 +188,9 @@ def _frequent_tokens(method: ComparedMethod) -> str:
     learned = method.runs[0].evaluation.learned
     if learned is None or not learned.tokens:
         return "–"
-    return "  ".join(show_whitespace(token.encode("latin-1")) for token, _ in learned.tokens[:_TOKENS])
+    return "  ".join(
+        show_whitespace(token.encode("latin-1")) for token, _ in learned.tokens[:_TOKENS]
+    )
 
 
 def agreements_table(comparison: Comparison) -> Table:
@@ -193,7 +206,9 @@ def agreements_table(comparison: Comparison) -> Table:
 def options_table(comparison: Comparison) -> Table:
     """Return the table of the options in which methods differ: a dash for one which a method does not have."""
     options = [comparison.options[method.name] for method in sort_methods(comparison)]
-    frame = pd.DataFrame(options, index=[method.name for method in sort_methods(comparison)]).fillna("")
+    frame = pd.DataFrame(
+        options, index=[method.name for method in sort_methods(comparison)]
+    ).fillna("")
     columns = []
     for key in frame:
 
@@ -209,7 +224,10 @@ def values_table(options: Table) -> Table:
     values = []
     for key in options.frame:
         groups = options.frame.groupby(key, sort=False).groups
-        lines = [f"{value or '–'}: {', '.join(map(escape_line, names))}" for value, names in groups.items()]
+        lines = [
+            f"{value or '–'}: {', '.join(map(escape_line, names))}"
+            for value, names in groups.items()
+        ]
         values.append("\n".join(lines))
     frame = pd.DataFrame({"values": values}, index=list(options.frame))
     return Table(options.title, "option", frame, [Column("values", "values")])
@@ -237,7 +255,8 @@ def forecasts_table(forecasts: ForecastComparison) -> Table:
     columns.append(Column("inside", "80% interval holds", show_inside, file="inside"))
     for name in forecasts.baselines:
         key = f"skill against {name}"
-        columns.append(Column(key, f"skill: {name}", "+.3f", terminal=False, file=key))  # needs wider pages
+        # needs wider pages
+        columns.append(Column(key, f"skill: {name}", "+.3f", terminal=False, file=key))
     title = f"Forecasts of {forecasts.horizon} steps, {forecasts.windows:,} of {forecasts.total:,} test windows"
     return Table(title, "forecaster", frame, columns)
 
@@ -258,7 +277,9 @@ def rate_losses(comparison: Comparison) -> list[tuple[str, str, list[Cell]]]:
     """Return method, way, and its loss at each of ``rate_columns``: mean ± standard error over seeds."""
 
     def show(row: Any) -> Cell:
-        return Cell(format_with_error(row.loss, row.seed_error), f"drawn {format_number(row.drawn, '.4f')}")
+        return Cell(
+            format_with_error(row.loss, row.seed_error), f"drawn {format_number(row.drawn, '.4f')}"
+        )
 
     return _arrange_by_rate(comparison, comparison.rates, show)
 
@@ -271,8 +292,12 @@ def rate_differences(comparison: Comparison) -> list[tuple[str, str, list[Cell]]
             return Cell("–")
         errors = (row.difference_document_error, row.difference_seed_error)
         difference = Difference(row.difference, *errors, row.low, row.high, row.p, row.p_holm)
-        cell = difference_cell(row.method, comparison.rates_reference, difference, comparison.unit_in_words)
-        return cell._replace(small=f"p {format_number(row.p_holm, '.2g')}", tip=f"At {row.asked:g}: {cell.tip}")
+        cell = difference_cell(
+            row.method, comparison.rates_reference, difference, comparison.unit_in_words
+        )
+        return cell._replace(
+            small=f"p {format_number(row.p_holm, '.2g')}", tip=f"At {row.asked:g}: {cell.tip}"
+        )
 
     rates = comparison.rates
     if not len(rates):
@@ -306,16 +331,25 @@ def describe_forecasts(forecasts: ForecastComparison) -> list[str]:
     best = next(row for row in forecasts.table.to_dict("records") if row["is_method"])
     pairs = add_reversed_pairs(forecasts.differences["mse"])
     name = best["forecaster"]
-    known = [(escape_line(other), pairs[name, other]) for other in forecasts.table.forecaster if (name, other) in pairs]
+    known = [
+        (escape_line(other), pairs[name, other])
+        for other in forecasts.table.forecaster
+        if (name, other) in pairs
+    ]
     lowest = format_with_error(best["mse"], best["mse_seed_error"])
     sentences = [f"{escape_line(name)} has the methods' lowest MSE: {lowest}."]
     counted = sum(math.isfinite(pair.p_holm) for pair in forecasts.differences["mse"].values())
     if not counted:
-        return [*sentences, "One seed is separable from nothing: how much another would change is unknown."]
+        return [
+            *sentences,
+            "One seed is separable from nothing: how much another would change is unknown.",
+        ]
     for verdict in ("better", "worse"):
         names = [other for other, pair in known if pair.verdict == verdict]
         if names:
-            sentences.append(f"After Holm's correction for {counted} pairs it is {verdict} than {', '.join(names)}.")
+            sentences.append(
+                f"After Holm's correction for {counted} pairs it is {verdict} than {', '.join(names)}."
+            )
     rest = [other for other, pair in known if pair.verdict == "not separable"]
     if rest:
         sentences.append(f"Not separable from it: {', '.join(rest)}.")
@@ -324,7 +358,9 @@ def describe_forecasts(forecasts: ForecastComparison) -> list[str]:
 
 def rates_table(comparison: Comparison) -> rich.table.Table:
     """Return a table for a rich console, one line a method and way."""
-    table = rich.table.Table("method", "way", title=Text(f"{comparison.unit_in_words} ± seeds"), title_justify="left")
+    table = rich.table.Table(
+        "method", "way", title=Text(f"{comparison.unit_in_words} ± seeds"), title_justify="left"
+    )
     for column in rate_columns(comparison):
         table.add_column(f"at {column}", justify="right")
     for method, way, cells in rate_losses(comparison):
@@ -374,7 +410,9 @@ def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
     of_methods = [methods_table(comparison), robust_table(comparison), agreements_table(comparison)]
     options = options_table(comparison)
     frames = {
-        "methods.csv": pd.concat([table.for_file().set_index("method") for table in of_methods], axis=1).reset_index(),
+        "methods.csv": pd.concat(
+            [table.for_file().set_index("method") for table in of_methods], axis=1
+        ).reset_index(),
         "runs.csv": _tabulate_runs(comparison, of_methods),
         "pairs.csv": _tabulate_pairs(comparison),
         f"{words.token}-lengths.csv": _tabulate_lengths(comparison),
@@ -382,8 +420,20 @@ def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
     if options.columns:
         frames["options.csv"] = options.for_file()
     if len(comparison.rates):
-        columns = ["method", "way", "asked", "drawn", "flops", "seeds", "loss", "seed_error", "document_error"]
-        frames["rates.csv"] = comparison.rates[columns + DIFFERENCE].rename(columns={"loss": comparison.unit})
+        columns = [
+            "method",
+            "way",
+            "asked",
+            "drawn",
+            "flops",
+            "seeds",
+            "loss",
+            "seed_error",
+            "document_error",
+        ]
+        frames["rates.csv"] = comparison.rates[columns + DIFFERENCE].rename(
+            columns={"loss": comparison.unit}
+        )
     if comparison.forecasts is not None:
         by_score = {}
         for score, differences in comparison.forecasts.differences.items():
@@ -408,7 +458,9 @@ def _tabulate_pairs(comparison: Comparison) -> pd.DataFrame:
     """Return the difference of every pair, in figures and in a sentence, and the ratio of its FLOPs."""
     pairs = tabulate_differences(comparison.differences).join(comparison.robust.pairs).reset_index()
     spent = comparison.means.flops
-    pairs["flops_ratio"] = [spent[first] / spent[second] for first, second in comparison.differences]
+    pairs["flops_ratio"] = [
+        spent[first] / spent[second] for first, second in comparison.differences
+    ]
     sentences = []
     for pair, difference in comparison.differences.items():
         sentences.append(describe_difference(*pair, difference, comparison.unit_in_words))

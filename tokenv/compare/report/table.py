@@ -66,7 +66,9 @@ class Table:
 
     def shown(self, *, terminal: bool = False) -> list[Column]:
         """Return the columns of the page, or of the terminal."""
-        return [column for column in self.columns if column.header and (column.terminal or not terminal)]
+        return [
+            column for column in self.columns if column.header and (column.terminal or not terminal)
+        ]
 
     def headers(self) -> list[str]:
         """Return the headings of the page, escaped."""
@@ -76,7 +78,15 @@ class Table:
         """Return the rows of the page: name, and heading to text of the other cells, both escaped."""
         rows = []
         for name, row in self.rows():
-            rows.append((name, {escape_line(column.header): escape(column.show(row)) for column in self.shown()}))
+            rows.append(
+                (
+                    name,
+                    {
+                        escape_line(column.header): escape(column.show(row))
+                        for column in self.shown()
+                    },
+                )
+            )
         return rows
 
     def for_terminal(self) -> rich.table.Table:
@@ -87,7 +97,9 @@ class Table:
         for column in columns:
             table.add_column(Text(escape_line(column.header)), justify="right")
         for name, row in self.rows():
-            table.add_row(Text(escape_line(name)), *[Text(escape(column.show(row))) for column in columns])
+            table.add_row(
+                Text(escape_line(name)), *[Text(escape(column.show(row))) for column in columns]
+            )
         return table
 
     def for_file(self) -> pd.DataFrame:

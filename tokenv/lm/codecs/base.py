@@ -63,7 +63,9 @@ class Codec(nn.Module, ABC):
         Returns:
             [.., B, T] each, the first in nats; None if the sequences are too short for any position.
         """
-        raise NotImplementedError(f"{type(self).__name__} has an auxiliary head: write its auxiliary_log_prob")
+        raise NotImplementedError(
+            f"{type(self).__name__} has an auxiliary head: write its auxiliary_log_prob"
+        )
 
     def trailing_log_prob(self, head: nn.Module, y: Tensor, symbol_BN: Tensor) -> Tensor:
         """Return the log-probability in nats of the ``trailing`` last symbols, 0 before, where ``trailing`` is not 0.
@@ -76,7 +78,9 @@ class Codec(nn.Module, ABC):
         Returns:
             [.., B, T], T = N - 1; position i has that of symbol i + 1.
         """
-        raise NotImplementedError(f"{type(self).__name__} has trailing symbols: write its trailing_log_prob")
+        raise NotImplementedError(
+            f"{type(self).__name__} has trailing symbols: write its trailing_log_prob"
+        )
 
     def loss_mask(self, symbol: Tensor) -> Tensor | None:
         """Return the number of terms in a likelihood: [.., *symbol_shape] -> int64 [..]; None if always one."""
@@ -175,7 +179,9 @@ class ByteCodec(Codec):
         torch and numba, at a pair whose probabilities differ by 4e-6 of them.
         """
         device = self.embedding.weight.device
-        return torch.rand(count, self.num_parameters, dtype=torch.float64, device=device, generator=generator)
+        return torch.rand(
+            count, self.num_parameters, dtype=torch.float64, device=device, generator=generator
+        )
 
     def sample(
         self,
@@ -195,7 +201,9 @@ class ByteCodec(Codec):
             ValueError: temperature below 0 or ``top_p`` outside (0, 1].
         """
         if temperature < 0:
-            raise ValueError(f"temperature = {temperature}: expected 0 (most probable symbol) or more")
+            raise ValueError(
+                f"temperature = {temperature}: expected 0 (most probable symbol) or more"
+            )
         if not 0 < top_p <= 1:
             raise ValueError(f"top_p = {top_p}: expected a number in (0, 1]")
         if temperature == 0:
