@@ -85,7 +85,7 @@ def list_tasks(scratch: Path, books: list[str], small: bool) -> list[Task]:
     if len(books) > 1:
         own += [f"{where}.data.validation_source={books[1]}" for where in ("common", "pretrain")]
     compare = ["tokenv", "compare", "with", "compare-31m", *own, *(TRIED.split() if small else [])]
-    files = [str(ROOT / "tests" / name) for name in ("test_gpu.py", "data/test_data_prefetch.py")]
+    files = [str(ROOT / "tests" / name) for name in ("test_gpu.py", "data/test_prefetch.py")]
     tests = ["pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", *files]
     return [
         Task("`pytest -m gpu`", 8, tests),

@@ -1,4 +1,4 @@
-"""Binomial prior and ratio loss against their formulas; logit pressure has its tests in test_estimators."""
+"""Binomial prior and ratio loss against their formulas; logit pressure has its tests in test_expectations."""
 
 import pytest
 import torch

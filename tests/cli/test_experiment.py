@@ -21,7 +21,7 @@ with warnings.catch_warnings():  # Sacred's own, of pkg_resources
     warnings.simplefilter("ignore")
     from sacred.observers import RunObserver
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 TEXTS = [f"document number {i}, whose bytes are many enough\n" * 4 for i in range(60)]
 
 
