@@ -88,7 +88,10 @@ def said(monkeypatch, capsys):
         ("train with train.batch_size=1e9", "most of it by train.batch_size, data.seq_len"),
         ("train with data.source=words data.words_documents=1e12", "most of it by data"),
         ("train with agent.width=1e6 agent.name=odd", "agent.name = 'odd' is unknown"),
-        ("compare with compare-quick seeds=[1,1]", "seeds = [1, 1]: expected every seed once"),
+        (
+            "compare with compare-quick seeds=[1,1]",
+            "seeds = [1, 1]: expected whole numbers, every seed once",
+        ),
         ("compare with compare-quick seeds=[None]", "seeds = [None]: expected"),
         ("compare with compare-quick methods=3", "methods = 3: expected a section"),
         ("compare with compare-quick only={'a':1}", "only names"),
@@ -117,7 +120,7 @@ def said(monkeypatch, capsys):
         ),
         ("forecast with run=series-run csv=texts", "csv = 'texts' is a folder: expected one file"),
         ("forecast with run=series-run csv=none.csv", "csv = 'none.csv': there is no such file"),
-        ("generate with run=run text=a temperature=nan", "temperature = 'nan': expected a"),
+        ("generate with run=run text=a temperature=nan", "temperature = 'nan': expected 0 or more"),
         ("generate with run=run text=a temperature=-1", "temperature = -1.0: expected 0"),
         ("generate with run=run text=a top_p=2", "top_p = 2.0: expected a number in (0, 1]"),
         (
@@ -134,6 +137,110 @@ def said(monkeypatch, capsys):
         ("train with quick -i ../x", "--id '../x': expected a name"),
         ("train with \x1b[31mred", r"no configuration '\x1b[31mred'"),
         ("segment with run=texts/0.txt/x text=a", "texts/0.txt/x"),
+        (
+            "train with quick train.symbols=1M",
+            "train.symbols = '1M': expected a whole number of at least 1, such as",
+        ),
+        ("train with quick symbols=1000", "unknown key symbols: did you mean train.symbols?"),
+        (
+            "train with quick batch_size=3",
+            "did you mean train.batch_size or validation.batch_size?",
+        ),
+        (
+            "train with quick data=words",
+            "expected a section with keys of its own, such as data.kind",
+        ),
+        (
+            "train with quick rate=20%",
+            "rate = '20%': expected boundaries per symbol in (0, 1), such as 0.2",
+        ),
+        ("train with quick rate=[0.05,0.5]", "or a range such as rate.min=0.05 rate.max=0.5"),
+        ("train with quick train.learning_rate=3e-3x", "= '3e-3x': expected a positive number"),
+        (
+            "train with quick seed=random",
+            "seed = 'random': expected a whole number from 0 to 4294967295",
+        ),
+        ("train with quick codec.name=series", "such as bytes, or data.kind=series beside it"),
+        ("train with quick freeze_lm=True", "freeze_lm = True: expected init_from=RUN beside it"),
+        (
+            "train with quick imitation.teacher.name=whitespce",
+            "imitation.teacher.name = 'whitespce' is unknown",
+        ),
+        (
+            "train with quick callbacks=shrink",
+            "callbacks = 'shrink': expected names, in a list such as [a, b]",
+        ),
+        (
+            "train with quick callbacks=[shrnk]",
+            "callbacks.name = 'shrnk' is unknown: did you mean 'shrink'?",
+        ),
+        (
+            "train with quick callbacks=[{gamma:\u00a01}]",
+            "expected names, in a list such as [a, b], or [{name: a",
+        ),
+        ("train with quick callbacks=[shrink", "callbacks = '[shrink': expected names"),
+        ("train with quick -seed=3", "did you mean tokenv train with quick seed=3?"),
+        (
+            "train with rate = 0.2",
+            "expected words with dots between, such as train.symbols=1e6, without blanks",
+        ),
+        ("check mytrick:mine", "of the current folder or of an installed package"),
+        ("segment with run=series-run text=abc", "data.kind = 'series': expected a run of text"),
+        (
+            "segment with run=run text=abc tokens=2 rate=0.2",
+            "tokens = 2 and rate = 0.2: expected one of them",
+        ),
+        (
+            "generate with run=run text=a flops=1 rate=0.2",
+            "flops = 1 and rate = 0.2: expected one of them",
+        ),
+        (
+            "evaluate with run=run flops=3 rates=[0.1]",
+            "flops = 3 and rates = [0.1]: expected one of them",
+        ),
+        (
+            "evaluate with run=run rates=0.1",
+            "rates = 0.1: expected numbers, in a list such as [0.1, 0.2]",
+        ),
+        ("evaluate with run=run source=x", "unknown key source: did you mean data.source?"),
+        (
+            "compare with compare-quick train.symbols=9",
+            "did you mean common.train or pretrain.train?",
+        ),
+        (
+            "compare with compare-quick seeds=[]",
+            "seeds = []: expected at least one whole number, such as seeds=[0,1,2]",
+        ),
+        (
+            "compare with compare-quick seeds=[a]",
+            "seeds = ['a']: expected whole numbers, every seed once, such as seeds",
+        ),
+        (
+            "compare with compare-quick rates=[0.1,0.1]",
+            "every rate once, such as rates=[0.05,0.1,0.2]",
+        ),
+        (
+            "compare with compare-quick tune.rate=[0.1] tune_seeds=[0]",
+            "have 0 in common: expected seeds that no run",
+        ),
+        (
+            "compare with compare-quick only=lerned",
+            "only names 'lerned', which is no method: did you mean",
+        ),
+        ("compare with compare-quick only_protocols=a", "which is no protocol: leave it out"),
+        (
+            "variance with quick estimators=rlo",
+            "expected a list of names or calls, such as estimators=[reinforce,rloo]",
+        ),
+        (
+            "bench with quick scaling.data.seq_len=64",
+            "expected a list of sizes, as in scaling={data.seq_len: [1024",
+        ),
+        ("bench with quick scaling={'width':[1]}", "unknown key width: did you mean model.width?"),
+        (
+            "bench with quick samples=[1]",
+            "samples = [1]: expected whole numbers of at least 2, to measure",
+        ),
     ],
 )
 def test_a_mistake_is_named(place, said, monkeypatch, line, message):  # noqa: F811

@@ -85,7 +85,7 @@ def test_forecasts_are_timed_by_samples(
     )
     assert list(alone["forecasts_per_second"]) == ["direct"]
     for more, message in (
-        (["samples=[1]"], "expected at least 2 of each"),
+        (["samples=[1]"], "expected whole numbers of at least 2"),
         (["horizon=20"], "horizon = 20: expected 1 to 15"),
         (["rates=[0.5]"], "expected neither scaling nor rates beside it"),
     ):

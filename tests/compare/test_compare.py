@@ -286,7 +286,7 @@ def test_mistakes_are_told(comparison):
     [
         ([], "nothing to compare"),
         (["both.yaml", "jobs=0"], "jobs = 0: expected a whole number of at least 1"),
-        (["both.yaml", "seeds=[]"], "seeds is empty"),
+        (["both.yaml", "seeds=[]"], r"seeds = \[\]: expected at least one"),
         (["both.yaml", "seeds=['a']"], "expected whole numbers"),
         (
             ["both.yaml", "seeds=3"],

@@ -140,10 +140,10 @@ def test_a_protocol_changes_what_it_says(tiny_settings):
     [
         ({"protocols": {"a": {"sead": [1]}}}, r"protocols\.a: unknown key sead"),
         ({"protocols": {"a": 3}}, r"protocols\.a = 3: expected a section"),
-        ({"protocols": {"a": {"seeds": []}}}, "seeds is empty"),
+        ({"protocols": {"a": {"seeds": []}}}, r"^seeds = \[\]: expected at least one"),
         (
             {"only_protocols": "b", "protocols": {"a": {}}},
-            "only_protocols names 'b', which is none: they are a",
+            "only_protocols names 'b', which is no protocol: known are a",
         ),
         (
             {"protocols": {"a": {"skip": "uniform"}}, "only": "uniform"},
@@ -153,7 +153,7 @@ def test_a_protocol_changes_what_it_says(tiny_settings):
         ({"reference": "b"}, "reference names 'b', which is no method"),
         ({"tune": {"rate": 0.2}}, r"tune\.rate = 0\.2: expected a list of values"),
         ({"tune": {"rate": []}}, r"tune\.rate = \[\]: expected a list of values"),
-        ({"tune": {"rate": [0.2]}, "tune_seeds": []}, "tune_seeds is empty"),
+        ({"tune": {"rate": [0.2]}, "tune_seeds": []}, r"^tune_seeds = \[\]: expected at least one"),
         ({"tune": {"rate": [0.2]}, "tune_seeds": [0]}, "have 0 in common"),
         ({"tune": {"rait": [0.2]}}, "unknown key"),
         ({"tune": {"rate": [2.0]}}, "rate = 2.0"),

@@ -17,6 +17,8 @@ from tokenv.compare.store import finished_run
 from tokenv.config import registry
 from tokenv.config.commands import stored_config
 from tokenv.config.files import resolve
+from tokenv.config.literals import read_words
+from tokenv.config.schema import Config
 from tokenv.core import checkpoints, trust
 from tokenv.core.checkpoints import write_json
 from tokenv.core.errors import UserError
@@ -96,6 +98,8 @@ PLANTS: dict[str, Callable[[dict[str, Any], str], object]] = {
     "estimator": lambda config, name: config.update(estimator={"name": name}),
     "rate_target": lambda config, name: config.update(rate_target={"name": name}),
     "trained codec": lambda config, name: config.update(agent=trained(name)),
+    "callback": lambda config, name: config.update(callbacks=[{"name": name}]),
+    "plain callback": lambda config, name: config.update(callbacks=[name]),
 }
 READERS = {
     "segment": ["run=runs/1", "text=abc"],
@@ -173,6 +177,14 @@ def test_the_users_word_lets_it(
     )
     assert load_run(str(run)).components.agent.pooling is None
     assert (tmp_path / "called").exists()
+
+
+@pytest.mark.parametrize("text", ["[NAME]", "[{name: NAME}]", "[{'name': 'NAME'}]"])
+def test_a_callback_of_the_user_is_allowed_however_it_is_written(text: str, code: str) -> None:
+    name = f"{code}:agent"
+    values, _ = read_words([f"callbacks={text.replace('NAME', name)}"], Config)
+    assert resolve([], values).callbacks == [{"name": name}]
+    assert trust.granted() == [name]
 
 
 @pytest.mark.parametrize("word", ["yes", 3, ["a"], {"a": 1}, None, "a:b,c", "[a:b,c:d]", "*"])

@@ -546,8 +546,8 @@ def test_specifications_are_calls():
     [
         ({"draws": 3}, "draws = 3"),
         ({"seq_len": 3}, "seq_len = 3"),
-        ({"seq_len": 1000}, "longer than the run's"),
-        ({"estimators": ()}, "estimators is empty"),
+        ({"seq_len": 1000}, "expected at most the run's data.seq_len"),
+        ({"estimators": ()}, r"estimators = \(\): expected a list of names or calls"),
         ({"estimators": "rloo"}, "expected a list"),
         ({"credit_draws": -1}, "credit_draws = -1: expected a whole number of at least 0"),
         ({"noise_seed": -1}, "noise_seed = -1: expected a whole number from 0"),

@@ -333,5 +333,7 @@ def test_text_has_no_forecast(tiny_settings, tmp_path, monkeypatch):
         for key, value in of.items()
     ]
     run_command("train", ["with", *words])
-    with pytest.raises(ValueError, match="expected series, this command knows nothing else"):
+    with pytest.raises(
+        ValueError, match="expected a run of series, for this command can use no other"
+    ):
         run_command("forecast", ["with", "run=runs/1"])

@@ -1,4 +1,4 @@
-"""``callbacks=[{"name": "shrink"}]``: a model adds to its linear path only as much as validation windows confirm."""
+"""``callbacks=[shrink]``: a model adds to its linear path only as much as validation windows confirm."""
 
 from dataclasses import replace
 

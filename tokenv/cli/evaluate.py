@@ -14,7 +14,7 @@ from tokenv.config.files import COMMAND_LINE, merge
 from tokenv.core import trust
 from tokenv.core.atomic import output
 from tokenv.core.conversion import check_keys, from_dict
-from tokenv.core.errors import COUNT, UserError, at_least, bounds, choice, refuse
+from tokenv.core.errors import COUNT, UserError, at_least, bounds, choice
 from tokenv.core.rates import FLOPS, check_rates
 from tokenv.data.config import DataConfig
 from tokenv.evaluation.run_command import RunCommand
@@ -78,35 +78,37 @@ class Evaluate(RunCommand):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_rates(self.rates)
-        refuse(
-            (self.flops is not None and self.rates, "flops and rates: expected one of them"),
-            (
-                self.other_runs and not self.at_rates,
-                f"other_runs = {self.other_runs!r}: expected rates or flops beside it, at which runs are compared",
-            ),
-            (
-                self.entropy_weight and not self.at_rates,
-                f"entropy_weight = {self.entropy_weight!r}: expected rates or flops beside it, what is spent by it",
-            ),
-            (
-                self.tasks and self.at_rates,
-                "tasks are scored at a run's own rate: leave out rates and flops, or tasks",
-            ),
-            (
-                self.calibrate and self.split != "validation",
-                f"calibrate = True with split = {self.split!r}: expected split=validation, half of it to calibrate",
-            ),
-        )
+        if self.flops is not None and self.rates:
+            raise UserError(
+                f"flops = {self.flops:g} and rates = {self.rates!r}: expected one of them"
+            )
+        if self.other_runs and not self.at_rates:
+            raise UserError(
+                f"other_runs = {self.other_runs!r}: expected rates or flops beside it, at which runs are compared"
+            )
+        if self.entropy_weight and not self.at_rates:
+            raise UserError(
+                f"entropy_weight = {self.entropy_weight!r}: expected rates or flops beside it, what is spent by it"
+            )
+        if self.tasks and self.at_rates:
+            raise UserError(
+                "tasks are scored at a run's own rate: leave out rates and flops, or tasks"
+            )
+        if self.calibrate and self.split != "validation":
+            raise UserError(
+                f"calibrate = True with split = {self.split!r}: expected split=validation, half of it to calibrate"
+            )
         check_keys(self.data, COMMAND_LINE, DataConfig, "data.")
         check_tasks([*self.task_names, *self.task_files])
         for name, files in self.task_files.items():
-            refuse(
-                (not files, f"task_files.{name} = {files!r}: expected a path, or a list of paths"),
-                (
-                    name not in self.task_names,
-                    f"task_files.{name} is given, but tasks = {self.tasks!r}: name the task there, too",
-                ),
-            )
+            if not files:
+                raise UserError(
+                    f"task_files.{name} = {files!r}: expected a path, or a list of paths"
+                )
+            if name not in self.task_names:
+                raise UserError(
+                    f"task_files.{name} is given, but tasks = {self.tasks!r}: name the task there, too"
+                )
 
     @property
     def at_rates(self) -> bool:

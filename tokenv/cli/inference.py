@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenv.config.commands import Record, check_kind
 from tokenv.core.atomic import output
-from tokenv.core.errors import COUNT, NOT_NEGATIVE, at_least, bounds, refuse
+from tokenv.core.errors import COUNT, NOT_NEGATIVE, UserError, at_least, bounds
 from tokenv.core.rates import FLOPS, REQUESTED_RATE
 from tokenv.data.packed import read_unpacked
 from tokenv.evaluation.run_command import RunCommand, check_input
@@ -49,9 +49,8 @@ class TextCommand(RunCommand):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        refuse(
-            ((self.text is None) == (self.file is None), 'expected one of text="..." and file=PATH')
-        )
+        if (self.text is None) == (self.file is None):
+            raise UserError('expected one of text="..." and file=PATH')
 
     def read_text(self) -> bytes:
         """Return the bytes of the text.
@@ -92,7 +91,10 @@ class Generate(TextCommand):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        refuse((None not in (self.flops, self.rate), "flops and rate: expected one of them"))
+        if self.flops is not None and self.rate is not None:
+            raise UserError(
+                f"flops = {self.flops:g} and rate = {self.rate:g}: expected one of them"
+            )
 
     def work(self, _record: Record) -> str:
         """Continue a text, and draw its boundaries on the way; the result is the first continuation."""
@@ -148,7 +150,10 @@ class Segment(TextCommand):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        refuse((None not in (self.tokens, self.rate), "tokens and rate: expected one of them"))
+        if self.tokens is not None and self.rate is not None:
+            raise UserError(
+                f"tokens = {self.tokens} and rate = {self.rate:g}: expected one of them"
+            )
 
     def work(self, _record: Record) -> dict[str, Any]:
         """Colour a text by boundary probability, as one run or several segment it."""

@@ -294,6 +294,8 @@ def _parse_flags(name: str, arguments: list[str]) -> dict[str, Any]:
     experiment = _bare_experiment(name)
     commands = [word for word, _ in experiment.gather_commands()]
     expected = f"expected tokenv {name} with NAME key=value ..., then flags; tokenv {name} --help names them"
+    # docopt would read -seed=3 as -s eed=3
+    arguments = [re.sub(r"^-(?=[a-z_.]{2,}=)", "--", word) for word in arguments]
     flags = _match_usage(experiment, arguments)
     if flags is None:
         raise UserError(

@@ -12,7 +12,7 @@ from tokenv.config.class_options import options_given_up
 from tokenv.config.files import merge, resolve
 from tokenv.config.schema import EARLY_WEIGHT, Config
 from tokenv.core.conversion import check_keys, from_dict
-from tokenv.core.errors import COUNT, UserError, at_least, bounds, check_bounds, refuse
+from tokenv.core.errors import COUNT, UserError, at_least, bounds, check_bounds, suggest
 from tokenv.core.rates import check_rates
 from tokenv.series.config import ForecastRequest
 
@@ -25,6 +25,19 @@ SEEDS = ("seeds", "tune_seeds")  # where a single value would be taken for a num
 EXECUTOR = bounds(
     "local, dask:ADDRESS (such as dask:tcp://10.0.0.1:8786) or slurm:FILE (a YAML file of submitit's parameters)",
     lambda name: re.fullmatch(r"local|(dask|slurm):.+", name) is not None,
+)
+
+
+def _each_once(values: Sequence[float]) -> bool:
+    return len(set(values)) == len(values)
+
+
+UNIQUE_SEEDS = bounds("whole numbers, every seed once, such as seeds=[0,1,2]", _each_once)
+UNIQUE_TUNE_SEEDS = bounds(
+    "whole numbers, every seed once, such as tune_seeds=[100,101]", _each_once
+)
+UNIQUE_RATES = bounds(
+    "boundaries per symbol, every rate once, such as rates=[0.05,0.1,0.2]", _each_once
 )
 
 
@@ -120,7 +133,7 @@ class CompareOptions:
     base: list[str] = field(default_factory=list)
     common: dict[str, Any] = field(default_factory=dict, metadata={"holds": Config})
     methods: dict[str, Any] = field(default_factory=dict, metadata={"each": Config})
-    seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
+    seeds: list[int] = field(default_factory=lambda: [0, 1, 2], metadata=UNIQUE_SEEDS)
     only: list[str] = field(default_factory=list)
     skip: list[str] = field(default_factory=list)
     jobs: int = field(default=1, metadata=COUNT)
@@ -131,63 +144,56 @@ class CompareOptions:
     passages: int = field(default=3, metadata=at_least(0))
     bpe_vocabulary: int = field(default=32_000, metadata=at_least(256))
     calibrate: bool = False
-    rates: list[float] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list, metadata=UNIQUE_RATES)
     forecast: ForecastRequest | None = None
     reference: str = ""
     equal_decoder_passes: bool = False
     pretrain: dict[str, Any] = field(default_factory=dict, metadata={"holds": Config})
     tune: dict[str, Any] = field(default_factory=dict)
-    tune_seeds: list[int] = field(default_factory=lambda: [100, 101])
+    tune_seeds: list[int] = field(default_factory=lambda: [100, 101], metadata=UNIQUE_TUNE_SEEDS)
     protocols: dict[str, Any] = field(default_factory=dict, metadata={"each": Self})
     only_protocols: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        stepwise = self.forecast is not None and not self.forecast.direct
-        refuse(
-            (
-                not self.runs and not self.methods,
-                "nothing to compare: expected a comparison, such as compare-quick, or runs=[runs/1,runs/2]",
-            ),
-            (
-                not self.runs and not self.seeds,
-                "seeds is empty: expected whole numbers, such as seeds=[0,1,2]",
-            ),
-            (
-                self.calibrate and stepwise,
+        if not self.runs and not self.methods:
+            raise UserError(
+                "nothing to compare: expected a comparison, such as compare-quick, or runs=[runs/1,runs/2]"
+            )
+        if not self.runs and not self.seeds:
+            raise UserError("seeds = []: expected at least one whole number, such as seeds=[0,1,2]")
+        if self.calibrate and self.forecast is not None and not self.forecast.direct:
+            raise UserError(
                 "calibrate = True with forecast.direct = False: expected direct forecasts, which alone are made at a "
-                "shifted rate, or no calibration",
-            ),
-        )
-        for key, one in (("seeds", "seed"), ("tune_seeds", "seed"), ("rates", "rate")):
-            values = getattr(self, key)
-            refuse(
-                (len(set(values)) < len(values), f"{key} = {values!r}: expected every {one} once")
+                "shifted rate, or no calibration"
             )
         check_bounds(self)
         check_rates(self.rates)
         _check_tuning(self.tune, self.tune_seeds, self.seeds)
         for name, changes in self.methods.items():
-            wrong = f"methods.{name} = {changes!r}: expected a section of what it changes, {{}} for nothing"
-            refuse((not isinstance(changes, dict), wrong))
-        known = f"which is no method: they are {', '.join(self.methods)}"
-        named = {
-            "only": self.only,
-            "skip": self.skip,
-            "reference": [self.reference] * bool(self.reference),
-        }
-        for key, names in named.items():
-            unknown = set(names).difference(self.methods)
-            refuse(
-                (unknown and not self.runs, f"{key} names {min(unknown, default='')!r}, {known}")
-            )
-        unknown = set(self.only_protocols).difference(self.protocols)
-        known = ", ".join(self.protocols) or "not given"
-        refuse(
-            (
-                unknown,
-                f"only_protocols names {min(unknown, default='')!r}, which is none: they are {known}",
-            )
-        )
+            if not isinstance(changes, dict):
+                raise UserError(
+                    f"methods.{name} = {changes!r}: expected a section of what it changes, {{}} for nothing"
+                )
+        self._check_names()
+
+    def _check_names(self) -> None:
+        """Raise an error for a method or a protocol which is named, but not defined."""
+        if not self.runs:
+            named = {"only": self.only, "skip": self.skip}
+            if self.reference:
+                named["reference"] = [self.reference]
+            for key, names in named.items():
+                for name in names:
+                    if name not in self.methods:
+                        raise UserError(
+                            f"{key} names {name!r}, which is no method: {suggest(name, self.methods)}"
+                        )
+        for name in self.only_protocols:
+            if name not in self.protocols:
+                hint = "leave it out, for this comparison has none"
+                if self.protocols:
+                    hint = suggest(name, self.protocols)
+                raise UserError(f"only_protocols names {name!r}, which is no protocol: {hint}")
 
     @property
     def evaluation_request(self) -> EvaluationRequest:
@@ -358,18 +364,18 @@ def _check_tuning(tune: Mapping[str, Any], tune_seeds: Sequence[int], seeds: Seq
             raise UserError(
                 f"tune.{key} = {values!r}: expected a list of values to try, such as [0.003, 0.01, 0.03]"
             )
+    if not tune:
+        return
+    if not tune_seeds:
+        raise UserError(
+            "tune_seeds = []: expected at least one whole number, such as tune_seeds=[100,101]"
+        )
     both = set(tune_seeds) & set(seeds)
-    given = f"tune_seeds = {list(tune_seeds)!r} and seeds = {list(seeds)!r}"
-    refuse(
-        (
-            tune and not tune_seeds,
-            "tune_seeds is empty: expected whole numbers, such as tune_seeds=[100,101]",
-        ),
-        (
-            tune and both,
-            f"{given} have {min(both, default='')} in common: expected seeds that tuning has not seen",
-        ),
-    )
+    if both:
+        raise UserError(
+            f"tune_seeds = {list(tune_seeds)!r} and seeds = {list(seeds)!r} have {min(both)} in common: "
+            "expected seeds that no run is compared on, such as tune_seeds=[100,101]"
+        )
 
 
 def _storable(methods: Mapping[str, Any] | None, tune: Mapping[str, Any] | None) -> dict[str, Any]:

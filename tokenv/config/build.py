@@ -43,10 +43,11 @@ def build_codec(section: Mapping[str, Any], model: UNetConfig, of_data: Mapping[
     return registry.build("codec", {**taken, **section}, registry.CODECS, **context)
 
 
-def build_agent(section: Mapping[str, Any], **context: Any) -> Agent:
+def build_agent(section: Mapping[str, Any], key: str = "agent", /, **context: Any) -> Agent:
     """Build an agent.
 
     Args:
+        key: key of the section, for messages.
         section: ``name`` of the agent and its options; for a loaded agent as ``inherit_section`` returns it.
         context: further arguments, passed if the agent's constructor takes them.
 
@@ -55,9 +56,9 @@ def build_agent(section: Mapping[str, Any], **context: Any) -> Agent:
         UserError: the name or an option is unknown, or a value out of range.
     """
     if section["name"] != LOADED:
-        return registry.build("agent", section, registry.AGENTS, **context)
+        return registry.build(key, section, registry.AGENTS, **context)
     options = vars(LoadedAgent.of(section))
-    return registry.construct(f"agent {LOADED!r}", load_pretrained_agent, options, **context)
+    return registry.construct(f"{key} {LOADED!r}", load_pretrained_agent, options, **context)
 
 
 def is_trainable(section: Mapping[str, Any]) -> bool:

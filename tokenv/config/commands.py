@@ -12,7 +12,7 @@ from tokenv.config.literals import read_words
 from tokenv.config.schema import Config
 from tokenv.core import run_folders
 from tokenv.core.conversion import check_keys, from_dict
-from tokenv.core.errors import UserError, check_bounds, refuse
+from tokenv.core.errors import UserError, check_bounds
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,8 @@ def stored_config(key: str, run: str, names: list[str]) -> tuple[Path, dict[str,
         UserError: if configurations are named, too, or the run names code which the user does not trust.
         MissingFileError: if the run does not exist or has no checkpoint.
     """
-    refuse((names, f"{key}={run} brings its own configuration: drop {', '.join(names)}"))
+    if names:
+        raise UserError(f"{key}={run} brings its own configuration: drop {', '.join(names)}")
     path = run_folders.find(run)
     run_folders.verify(path)
     return path, run_folders.load_state(path)["config"]
@@ -110,5 +111,5 @@ def check_kind(config: Config, kind: str) -> None:
     """
     if config.data.kind != kind:
         raise UserError(
-            f"data.kind = {config.data.kind!r}: expected {kind}, this command knows nothing else"
+            f"data.kind = {config.data.kind!r}: expected a run of {kind}, for this command can use no other"
         )

@@ -402,7 +402,8 @@ def _build_learners(
             check_scores(agent, f"imitation.teacher with agent.name = {config.agent['name']!r}")
         except ValueError as error:
             raise UserError(str(error)) from error
-        imitation = chain(Imitation(build_agent(config.imitation.teacher, **of_agents)))
+        teacher = build_agent(config.imitation.teacher, "imitation.teacher", **of_agents)
+        imitation = chain(Imitation(teacher))
     return agent, estimator, rate_target, imitation
 
 

@@ -8,18 +8,14 @@ from __future__ import annotations
 
 import copy
 import difflib
-import io
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from tokenv.config.literals import CONFIGURATION_SUFFIXES, check_plain
+from tokenv.config.literals import CONFIGURATION_SUFFIXES, parse_yaml
 from tokenv.config.schema import Config
 from tokenv.core import run_folders, trust
 from tokenv.core.conversion import Section, check_keys, from_dict
@@ -190,69 +186,18 @@ def config_path(name: str) -> Path:
     raise UserError(f"no configuration {name!r}: expected a YAML file or a name: {hint}")
 
 
-class _Loader(yaml.SafeLoader):
-    """Loader with the scalars of YAML 1.2: 1e1 and 1_000 are numbers; on, yes and 1:30 are text; no key twice."""
-
-    yaml_implicit_resolvers: dict[str, Any] = {}
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Construct a mapping as ``SafeLoader`` does.
-
-        Raises:
-            UserError: a key is given twice.
-        """
-        seen = set()
-        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-            if key.value in seen:
-                at = key.start_mark
-                raise UserError(
-                    f"{at.name}, line {at.line + 1}: {key.value} is given twice: drop one"
-                )
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-    def construct_int(self, node: yaml.ScalarNode) -> int:
-        """Construct 10, 0o10 or 0x10."""
-        text = str(self.construct_scalar(node)).lower()
-        return int(text, {"0x": 16, "0o": 8}.get(text[:2], 10))
-
-
-for _kind, _pattern in {
-    "null": r"~|null|Null|NULL|",
-    "bool": r"true|True|TRUE|false|False|FALSE",
-    "int": r"[-+]?\d+(_\d+)*|0o[0-7]+|0x[0-9a-fA-F]+",
-    "float": r"[-+]?(\.\d+|\d+(_\d+)*(\.\d*)?)([eE][-+]?\d+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
-    "merge": r"<<",
-}.items():
-    _Loader.add_implicit_resolver(
-        f"tag:yaml.org,2002:{_kind}", re.compile(rf"^(?:{_pattern})$"), None
-    )
-_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_int)
-
-
 def load_yaml(path: Path) -> dict[str, Any]:
     """Read a YAML file that holds a mapping.
 
     Raises:
         UserError: it does not hold a mapping, or holds a key twice.
     """
+    content = trust.read_bytes(path, limit=trust.MAX_CONFIG_BYTES)
     try:
-        stream = io.StringIO(trust.read_bytes(path, limit=trust.MAX_CONFIG_BYTES).decode())
-        stream.name = str(path)  # which messages give
-        values = yaml.load(stream, _Loader)
-    except RecursionError:
-        raise UserError(f"{path} is nested too deeply: expected a configuration") from None
-    except (
-        yaml.YAMLError,
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-    ) as error:  # the last four are raised for a wrong !!tag
-        if isinstance(error, UserError):
-            raise
+        text = content.decode()
+    except UnicodeDecodeError as error:
         raise UserError(f"{path}: not valid YAML: {error}") from error
-    check_plain(values, str(path))
+    values = parse_yaml(text, str(path))
     if not isinstance(values, dict):
         raise UserError(f"{path}: expected a mapping of keys to values")
     return values

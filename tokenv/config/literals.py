@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import io
+import re
 import shlex
 import warnings
 from collections.abc import Mapping, Sequence
@@ -10,6 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
+
+import yaml
 
 from tokenv.core.conversion import hint_at
 from tokenv.core.errors import UserError
@@ -79,13 +83,77 @@ def _is_text(value: str) -> bool:
     return True
 
 
+class _Loader(yaml.SafeLoader):
+    """Loader with the scalars of YAML 1.2: 1e1 and 1_000 are numbers; on, yes and 1:30 are text; no key twice."""
+
+    yaml_implicit_resolvers: dict[str, Any] = {}
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """Construct a mapping as ``SafeLoader`` does.
+
+        Raises:
+            UserError: a key is given twice.
+        """
+        seen = set()
+        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
+            if key.value in seen:
+                at = key.start_mark
+                raise UserError(
+                    f"{at.name}, line {at.line + 1}: {key.value} is given twice: drop one"
+                )
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+    def construct_int(self, node: yaml.ScalarNode) -> int:
+        """Construct 10, 0o10 or 0x10."""
+        text = str(self.construct_scalar(node)).lower()
+        return int(text, {"0x": 16, "0o": 8}.get(text[:2], 10))
+
+
+for _kind, _pattern in {
+    "null": r"~|null|Null|NULL|",
+    "bool": r"true|True|TRUE|false|False|FALSE",
+    "int": r"[-+]?\d+(_\d+)*|0o[0-7]+|0x[0-9a-fA-F]+",
+    "float": r"[-+]?(\.\d+|\d+(_\d+)*(\.\d*)?)([eE][-+]?\d+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
+    "merge": r"<<",
+}.items():
+    _Loader.add_implicit_resolver(
+        f"tag:yaml.org,2002:{_kind}", re.compile(rf"^(?:{_pattern})$"), None
+    )
+_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_int)
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """Return the value of a YAML text.
+
+    Args:
+        text: the text.
+        where: file or key, for the message.
+
+    Raises:
+        UserError: it is not valid YAML, or contains what a configuration may not.
+    """
+    stream = io.StringIO(text)
+    stream.name = where  # which messages give
+    try:
+        value = yaml.load(stream, _Loader)
+    except UserError:
+        raise
+    except RecursionError:
+        raise UserError(f"{where} is nested too deeply: expected a configuration") from None
+    # all but the first are raised for a wrong !!tag
+    except (yaml.YAMLError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UserError(f"{where}: not valid YAML: {error}") from error
+    return check_plain(value, where)
+
+
 def read_words(words: Sequence[str], kind: type | None = None) -> tuple[dict[str, Any], list[str]]:
     """Read the words of a command line as nested values, and names of configurations or files.
 
     ``a.b=VALUE`` sets key b of section a. If that key takes text, VALUE is taken literally; if it takes a list of
-    texts, its elements are. Otherwise VALUE is read as a Python literal, or as text if it is not one; ``true``,
-    ``false`` and ``null`` are as in YAML. A word which is the path of a configuration file is one, also if a folder's
-    name holds ``=``.
+    texts, its elements are. Otherwise VALUE is read as a Python literal, as a list or section of YAML such as
+    ``[{name: shrink}]``, or as text if it is neither; ``true``, ``false`` and ``null`` are as in YAML. A word which
+    is the path of a configuration file is one, also if a folder's name holds ``=``.
 
     Args:
         words: words of the command line.
@@ -157,6 +225,9 @@ def _literal(text: str, key: str) -> Any:
             f"{key} is nested too deeply: expected a plain value, a list or a section"
         ) from None
     except (ValueError, SyntaxError, TypeError):
+        if text.startswith(("[", "{")):
+            with suppress(UserError):  # then it is text, of which the message about its key tells
+                return parse_yaml(text, key)
         return text
 
 
@@ -167,7 +238,7 @@ def _set(values: dict[str, Any], key: str, value: Any) -> None:
     *sections, last = key.split(".")
     if len(sections) > MAX_LEVELS or not all((*sections, last)):
         raise UserError(
-            f"{key[:80]!r} is not a key: expected words with dots between, such as train.symbols=1e6"
+            f"{key[:80]!r} is not a key: expected words with dots between, such as train.symbols=1e6, without blanks"
         )
     for section in sections:
         values = values.setdefault(section, {})

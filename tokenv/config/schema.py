@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from tokenv.core.conversion import Limit, Section
+from tokenv.core.conversion import Limit, Named, Section
 from tokenv.core.errors import (
     COUNT,
     FRACTION,
@@ -26,9 +26,11 @@ from tokenv.data.kinds import all_kinds
 from tokenv.lm.config import UNetConfig
 
 
-def _require(condition: bool, key: str, value: Any, expected: str) -> None:
-    if not condition:
-        raise UserError(f"{key} = {value!r}: expected {expected}")
+def _check_named(key: str, section: Section) -> None:
+    """Raise an error unless a section names a class."""
+    name = section.get("name")
+    if not isinstance(name, str):
+        raise UserError(f"{key}.name = {name!r}: expected the name of one, or package.module:Class")
 
 
 # Metadata of fields of ``Config``.
@@ -40,6 +42,7 @@ SHARE = bounds("a number in (0, 1]", lambda value: 0 < value <= 1)
 EARLY_WEIGHT = 0.1  # of the early exit's loss, if ``loss.early`` is null
 # At least 1024, which every process can have, so that a stored run of a larger machine stays readable.
 MAX_THREADS = max(4 * (os.cpu_count() or 1), 1024)
+SYMBOLS = bounds("a whole number of at least 1, such as 8e6", COUNT["accepts"])
 LOSS_WEIGHT = bounds("a weight of 0 or more", lambda value: value is None or value >= 0)
 DECAY = bounds("a number in [0, 1)", lambda value: 0 <= value < 1)
 MAX_NORM = bounds("a positive norm (.inf to switch clipping off)", lambda value: value > 0)
@@ -51,6 +54,7 @@ RATE = bounds(
     "boundaries per symbol in (0, 1), such as 0.2, or a range such as rate.min=0.05 rate.max=0.5",
     lambda rate: isinstance(rate, RateRange) or 0 < rate < 1,
 )
+NAMED = {"check": _check_named}
 THREADS = bounds(f"0 to {MAX_THREADS}", lambda value: 0 <= value <= MAX_THREADS)
 
 
@@ -103,13 +107,7 @@ class ImitationConfig:
 
     def __post_init__(self) -> None:
         if self.teacher:
-            name = self.teacher.get("name")
-            _require(
-                isinstance(name, str),
-                "imitation.teacher.name",
-                name,
-                "the name of an agent, such as whitespace",
-            )
+            _check_named("imitation.teacher", self.teacher)
         check_bounds(self, "imitation.")
 
     def symbols(self, total: int) -> int:
@@ -143,7 +141,7 @@ class TrainConfig:
         max_grad_norm: largest norm of the gradient of all parameters; a larger gradient is scaled down to it.
     """
 
-    symbols: int = field(default=8_000_000, metadata=COUNT)
+    symbols: int = field(default=8_000_000, metadata=SYMBOLS)
     batch_size: int = field(default=32, metadata=COUNT)
     gradient_accumulation_steps: int = field(default=1, metadata=COUNT)
     optimizer: Literal["adamw", "muon"] = "adamw"
@@ -181,7 +179,7 @@ class ValidationConfig:
             These metrics are named ``calibrated/``.
     """
 
-    every_symbols: int = field(default=2_000_000, metadata=COUNT)
+    every_symbols: int = field(default=2_000_000, metadata=SYMBOLS)
     sequences: int = field(default=512, metadata=COUNT)
     batch_size: int = field(default=64, metadata=COUNT)
     calibrate: bool = False
@@ -199,7 +197,7 @@ class CheckpointConfig:
         keep: number of newest checkpoints which are not deleted, beside the best by validation bits per byte.
     """
 
-    every_symbols: int = field(default=2_000_000, metadata=COUNT)
+    every_symbols: int = field(default=2_000_000, metadata=SYMBOLS)
     keep: int = field(default=2, metadata=COUNT)
 
     def __post_init__(self) -> None:
@@ -262,8 +260,8 @@ class Config:
         imitation: what the policy imitates before it learns from rewards; nothing by default.
         loss: weights of the losses.
         train: length and optimizer.
-        callbacks: ``name`` and options of each callback, in a list such as ``[{"name": "shrink"}]``, which act
-            before and after training.
+        callbacks: names of callbacks, which act before and after training, such as ``[shrink]``; or ``name`` and
+            options of each, such as ``[{name: mine, file: w.txt}]``.
         validation: schedule and size of the validation.
         checkpoint: schedule and number of checkpoints.
         hardware: device and precision.
@@ -273,45 +271,34 @@ class Config:
     rate: float | RateRange = field(default=0.2, metadata=RATE)
     data: DataConfig = field(default_factory=DataConfig)
     model: UNetConfig = field(default_factory=UNetConfig)
-    codec: Section = field(default_factory=lambda: {"name": "bytes"})
-    agent: Section = field(default_factory=lambda: {"name": "learned"})
-    estimator: Section = field(default_factory=lambda: {"name": "reinforce"})
-    rate_target: Section = field(default_factory=lambda: {"name": "logit_pressure"})
+    codec: Section = field(default_factory=lambda: {"name": "bytes"}, metadata=NAMED)
+    agent: Section = field(default_factory=lambda: {"name": "learned"}, metadata=NAMED)
+    estimator: Section = field(default_factory=lambda: {"name": "reinforce"}, metadata=NAMED)
+    rate_target: Section = field(default_factory=lambda: {"name": "logit_pressure"}, metadata=NAMED)
     init_from: str | None = None
     freeze_lm: bool = False
     imitation: ImitationConfig = field(default_factory=ImitationConfig)
     loss: LossConfig = field(default_factory=LossConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
-    callbacks: list[dict[str, Any]] = field(default_factory=list)
+    callbacks: list[Named] = field(default_factory=list)
     validation: ValidationConfig = field(default_factory=ValidationConfig, metadata=MAY_CHANGE)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig, metadata=MACHINE)
     hardware: HardwareConfig = field(default_factory=HardwareConfig, metadata=MACHINE)
 
     def __post_init__(self) -> None:
-        for key in ("codec", "agent", "estimator", "rate_target"):
-            name = getattr(self, key).get("name")
-            _require(
-                isinstance(name, str),
-                f"{key}.name",
-                name,
-                "the name of one, or package.module:Class",
-            )
         check_bounds(self)
-        untrained = self.freeze_lm and self.init_from is None
-        _require(
-            not untrained,
-            "freeze_lm",
-            self.freeze_lm,
-            "init_from=RUN beside it, since this model is not trained",
-        )
-        for kind, other in all_kinds().items():
-            theirs = kind != self.data.kind and self.codec["name"] == other.codec
-            _require(
-                not theirs,
-                "codec.name",
-                self.codec["name"],
-                f"a codec for data.kind={self.data.kind}",
+        if self.freeze_lm and self.init_from is None:
+            raise UserError(
+                "freeze_lm = True: expected init_from=RUN beside it, since this model is not trained"
             )
+        codec = self.codec["name"]
+        own_codec = self.data.options.codec
+        for kind, other in all_kinds().items():
+            if kind != self.data.kind and codec == other.codec:
+                raise UserError(
+                    f"codec.name = {codec!r}: expected a codec for data.kind={self.data.kind}, such as "
+                    f"{own_codec}, or data.kind={kind} beside it"
+                )
 
     def as_dict(self) -> dict[str, Any]:
         """Return nested dictionaries, as in a YAML file."""

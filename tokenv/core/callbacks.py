@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from tokenv.core.errors import UserError
 from tokenv.core.plugins import Registry, build
 
 
@@ -40,14 +39,10 @@ def build_callbacks(config: Any, codec: Any) -> list[Callback]:
     """Build the callbacks of a run, and check that it can have them; see ``Callback.check`` for the arguments.
 
     Raises:
-        UserError: one has no name, is unknown, rejects an option, or does not fit the run.
+        UserError: one is unknown, rejects an option, or does not fit the run.
     """
     callbacks = []
     for section in config.callbacks:
-        if "name" not in section:
-            raise UserError(
-                f"callbacks = {config.callbacks}: expected a name in each, such as [{{'name': 'shrink'}}]"
-            )
         callback: Callback = build("callbacks", section, CALLBACKS)
         callback.check(config, codec)
         callbacks.append(callback)

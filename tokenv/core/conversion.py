@@ -37,6 +37,8 @@ Section = dict[str, Plain]  # the name of a class, and its options
 type_hints: Callable[[type], dict[str, Any]] = functools.cache(
     functools.partial(get_type_hints, include_extras=True)
 )
+# a section with the name of a class, or this name alone, which stands for it
+Named = Annotated[Section, "named"]
 SECTION_TEXTS = ("name", "pretrained", "tokenizer")  # of these options, those that take any text
 
 WORDS = {
@@ -47,7 +49,12 @@ WORDS = {
     Path: "a path",
     NoneType: "null",
 }
-PLURALS = {int: "whole numbers", float: "numbers", str: "texts"}
+LISTS: dict[Any, str] = {  # by the type of their values
+    int: "whole numbers, in a list such as [0, 1, 2]",
+    float: "numbers, in a list such as [0.1, 0.2]",
+    str: "texts, in a list such as [a, b]",
+    Named: "names, in a list such as [a, b], or [{name: a, option: 1}]",
+}
 WORDS |= {
     Limit: "a number or .inf",
     Figure: "a number",
@@ -70,17 +77,31 @@ def check_keys(values: Mapping[str, Any], where: str, kind: type, prefix: str = 
     known = type_hints(kind)
     for key, value in values.items():
         if key not in known:
-            raise UserError(f"{where}: unknown key {prefix}{key}: {suggest(str(key), known)}")
+            raise UserError(f"{where}: unknown key {prefix}{key}: {_suggest_key(str(key), kind)}")
         if known[key] == Section and not isinstance(value, Mapping):
             raise UserError(
                 f"{where}: {prefix}{key} = {value!r}: expected a section such as {prefix}{key}.name={value}"
             )
         if is_dataclass(known[key]):
             if not isinstance(value, Mapping):
+                inner = next(iter(type_hints(known[key])))
                 raise UserError(
-                    f"{where}: {prefix}{key} = {value!r}: expected a section with keys of its own"
+                    f"{where}: {prefix}{key} = {value!r}: expected a section with keys of its own, such as "
+                    f"{prefix}{key}.{inner}"
                 )
             check_keys(value, where, known[key], f"{prefix}{key}.")
+
+
+def _suggest_key(key: str, kind: type) -> str:
+    """Return a hint for an unknown key of a dataclass: the sections which have it, or the nearest known key."""
+    sections = []
+    for item in fields(kind):
+        section = item.metadata.get("holds", type_hints(kind)[item.name])
+        if is_dataclass(section) and key in type_hints(section):  # type: ignore[arg-type]
+            sections.append(f"{item.name}.{key}")
+    if sections:
+        return f"did you mean {' or '.join(sections)}?"
+    return suggest(key, type_hints(kind))
 
 
 def from_dict(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
@@ -92,13 +113,17 @@ def from_dict(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
     """
     check_keys(values, "configuration", kind, prefix)
     hints = type_hints(kind)
+    converted = {}
     for item in fields(kind):  # type: ignore[arg-type]
-        if item.name not in values and item.default is MISSING and item.default_factory is MISSING:
-            expected = item.metadata.get("expected", in_words(hints[item.name]))
+        expected = item.metadata.get("expected")
+        if item.name in values:
+            converted[item.name] = convert(
+                values[item.name], hints[item.name], f"{prefix}{item.name}", expected
+            )
+        elif item.default is MISSING and item.default_factory is MISSING:
+            expected = expected or in_words(hints[item.name])
             raise UserError(f"{prefix}{item.name} is missing: expected {expected}")
-    return kind(
-        **{key: convert(value, hints[key], f"{prefix}{key}") for key, value in values.items()}
-    )
+    return kind(**converted)
 
 
 def hint_at(kind: type, key: str) -> Any:
@@ -164,13 +189,14 @@ def _signature(target: Callable[..., Any]) -> inspect.Signature:
         return inspect.signature(target)
 
 
-def convert(value: Any, hint: Any, key: str) -> Any:
+def convert(value: Any, hint: Any, key: str, expected: str | None = None) -> Any:
     """Convert a value to the type of an annotation: 1e6 to a whole number, 1 to a float, ``true`` to ``on``.
 
     Args:
         value: value of YAML, JSON or the command line.
         hint: annotation.
         key: key of the value, for the message.
+        expected: range of the value in words, for the message; None for the annotation in words.
 
     Raises:
         UserError: the value does not fit; the message says what was expected.
@@ -199,7 +225,7 @@ def convert(value: Any, hint: Any, key: str) -> Any:
     try:
         return _read(value, hint)
     except (ValueError, OverflowError):
-        words = in_words(hint)
+        words = expected or in_words(hint)
         if hint is float and isinstance(value, float) and not math.isfinite(value):
             words = "a finite number"
         elif hint is int and isinstance(value, int | float) and abs(value) >= 2**63:
@@ -213,6 +239,8 @@ def _read(value: Any, hint: Any) -> Any:
     parts = get_args(hint)
     if hint == Plain:
         return _plain(value)
+    if hint == Named:
+        return _named(value)
     if hint == Figure:
         _require(isinstance(value, int | float) and not isinstance(value, bool))
         return float(value)
@@ -284,6 +312,13 @@ def _list(value: Any, parts: Sequence[Any], kind: type) -> Any:
     return kind(_read(each, hint) for each, hint in zip(value, hints, strict=True))
 
 
+def _named(value: Any) -> dict[str, Any]:
+    if isinstance(value, str):
+        return {"name": value}
+    _require(isinstance(value, Mapping) and isinstance(value.get("name"), str))
+    return dict(_plain(value))
+
+
 def _plain(value: Any) -> Any:
     if isinstance(value, Mapping) and _has_text_keys(value):
         return {name: _plain(each) for name, each in value.items()}
@@ -306,10 +341,9 @@ def in_words(hint: Any) -> str:
     if kind is Literal:
         return _either(map(str, parts))
     if kind in (list, tuple, Sequence):
-        each = [in_words(part) for part in parts]
-        if len(parts) == 1 and parts[0] in PLURALS:
-            each = [PLURALS[parts[0]]]
-        return ", ".join([*each, "in a list such as [a, b]"])
+        if len(parts) == 1 and parts[0] in LISTS:
+            return LISTS[parts[0]]
+        return ", ".join([*map(in_words, parts), "in a list such as [a, b]"])
     if kind in (dict, Mapping):
         return "a section whose keys are texts"
     return str(hint)

@@ -82,20 +82,6 @@ def check_bounds(options: Any, prefix: str = "") -> None:
             item.metadata["check"](f"{prefix}{item.name}", getattr(options, item.name))
 
 
-def refuse(*wrong: tuple[object, str]) -> None:
-    """Raise the first message whose condition is true.
-
-    Args:
-        wrong: conditions which must not be, with a message each.
-
-    Raises:
-        UserError: one is true.
-    """
-    for condition, message in wrong:
-        if condition:
-            raise UserError(message)
-
-
 def check_value(key: str, value: Any, metadata: Mapping[Any, Any]) -> None:
     """Check one value.
 

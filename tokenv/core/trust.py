@@ -272,6 +272,9 @@ def _code_names(values: Mapping[str, Any]) -> Iterator[str]:
             name = value.get("name")
             if isinstance(name, str) and ":" in name:
                 yield name
+            callbacks = value.get("callbacks")
+            if isinstance(callbacks, list | tuple):
+                yield from (each for each in callbacks if isinstance(each, str) and ":" in each)
             pending.extend(value.values())
         elif isinstance(value, list | tuple):
             pending.extend(value)

@@ -27,7 +27,9 @@ def check_input(key: str, path: str | None, accepted: str | None = None) -> None
         raise UserError(
             f"{key} = {path!r} is a folder: expected one file, such as one of those in it"
         )
-    raise MissingFileError(f"{key} = {path!r}: there is no such file")
+    raise MissingFileError(
+        f"{key} = {path!r}: there is no such file: expected a path from the current folder"
+    )
 
 
 @dataclass(frozen=True)

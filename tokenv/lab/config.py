@@ -14,16 +14,7 @@ from tokenv.config.literals import check_plain
 from tokenv.config.schema import IDENTITY, Config
 from tokenv.core.atomic import output
 from tokenv.core.conversion import convert, from_dict
-from tokenv.core.errors import (
-    COUNT,
-    POSITIVE,
-    SEED,
-    UserError,
-    at_least,
-    bounds,
-    check_bounds,
-    refuse,
-)
+from tokenv.core.errors import COUNT, POSITIVE, SEED, UserError, at_least, bounds, check_bounds
 
 RANKS = "ranks"  # a size which is no key of the configuration
 DEFAULT_ESTIMATORS = (
@@ -60,6 +51,17 @@ DEFAULT_ESTIMATORS = (
 
 MAY_CHANGE_ON_RESUME = ("estimators", "timings", "resume")
 
+SAMPLES = bounds(
+    "whole numbers of at least 2, to measure their spread, such as samples=[2,25,100]",
+    lambda numbers: all(number >= 2 for number in numbers),
+)
+SHARE = bounds("a share above 0 and at most 1", lambda value: 0 < value <= 1)
+CALLS = bounds(
+    "a list of names or calls, such as estimators=[reinforce,rloo]",
+    lambda texts: not isinstance(texts, str) and len(texts) > 0,
+)
+LENGTH = bounds("0 (the run's own) or at least 4", lambda value: value == 0 or value >= 4)
+
 
 @dataclass(frozen=True)
 class BenchOptions:
@@ -94,13 +96,11 @@ class BenchOptions:
     plain: bool = False
     scaling: dict[str, Any] = field(default_factory=dict)
     rates: list[float] = field(default_factory=list)
-    samples: list[int] = field(default_factory=list)
+    samples: list[int] = field(default_factory=list, metadata=SAMPLES)
     horizon: int = field(default=24, metadata=COUNT)
     plan: bool = False
     peak_tflops: float = field(default=989.0, metadata=POSITIVE)
-    utilisation: float = field(
-        default=0.4, metadata=bounds("a share above 0 and at most 1", lambda x: 0 < x <= 1)
-    )
+    utilisation: float = field(default=0.4, metadata=SHARE)
     out: str = field(default="scaling", metadata=output(".csv", ".png"))
 
     def __post_init__(self) -> None:
@@ -111,20 +111,13 @@ class BenchOptions:
                     f"rates = {rate:g}: expected boundaries per symbol, at least 1 / data.seq_len and below 1, such "
                     "as 0.2"
                 )
-        for number in self.samples:
-            if number < 2:
-                raise UserError(
-                    f"samples = {self.samples!r}: expected at least 2 of each, to measure their spread"
-                )
         others = self.scaling or self.rates
-        beside = "scaling nor rates beside it"
-        refuse(
-            (
-                self.plan and (self.samples or others),
-                f"plan = True: expected neither samples, {beside}",
-            ),
-            (self.samples and others, f"samples = {self.samples!r}: expected neither {beside}"),
-        )
+        if self.plan and (self.samples or others):
+            raise UserError("plan = True: expected neither samples, scaling nor rates beside it")
+        if self.samples and others:
+            raise UserError(
+                f"samples = {self.samples!r}: expected neither scaling nor rates beside it"
+            )
         for key, values in self.scaling.items():
             if (
                 not isinstance(values, list)
@@ -132,7 +125,8 @@ class BenchOptions:
                 or not all(type(value) in (int, float) for value in values)
             ):
                 raise UserError(
-                    f"scaling.{key} = {values!r}: expected a list of sizes, such as [1024, 4096]"
+                    f"scaling.{key} = {values!r}: expected a list of sizes, as in "
+                    "scaling={data.seq_len: [1024, 4096]}"
                 )
         for _ in self.sizes():
             pass
@@ -234,14 +228,12 @@ class VarianceOptions:
     config: Config
     run: str = ""
     checkpoints: int = field(default=3, metadata=COUNT)
-    estimators: tuple[str, ...] = DEFAULT_ESTIMATORS
+    estimators: tuple[str, ...] = field(default=DEFAULT_ESTIMATORS, metadata=CALLS)
     draws: int = field(default=32, metadata=at_least(4))
     reference: str = "rloo(gamma=1.0, num_samples=8, reward_only=True)"
     reference_draws: int = field(default=64, metadata=at_least(4))
     batch_size: int = field(default=16, metadata=at_least(2))
-    seq_len: int = field(
-        default=0, metadata=bounds("0 (the run's own) or at least 4", lambda n: n == 0 or n >= 4)
-    )
+    seq_len: int = field(default=0, metadata=LENGTH)
     warmup: int = field(default=20, metadata=at_least(0))
     timings: int = field(default=5, metadata=COUNT)
     credit_draws: int = field(default=16, metadata=at_least(0))
@@ -249,22 +241,14 @@ class VarianceOptions:
     resume: str = ""
 
     def __post_init__(self) -> None:
-        if isinstance(self.estimators, str):
-            raise UserError(
-                f"estimators = {self.estimators!r}: expected a list, such as ['reinforce', 'rloo']"
-            )
         check_bounds(self)
         longest = self.config.data.seq_len
-        refuse(
-            (
-                self.length > longest,
-                f"seq_len = {self.seq_len} is longer than the run's data.seq_len = {longest}",
-            ),
-            (
-                not self.specifications,
-                "estimators is empty: expected at least one name, such as ['reinforce']",
-            ),
-        )
+        if self.length > longest:
+            raise UserError(
+                f"seq_len = {self.seq_len}: expected at most the run's data.seq_len = {longest}"
+            )
+        for text in self.estimators:
+            parse(text, self.gamma)
 
     @property
     def length(self) -> int:
