@@ -45,7 +45,7 @@ def test_a_run_folder_is_complete(trained: Path) -> None:
     for part in ("tokenv/lm/unet.py", "agents/learned.py", "estimators/recipes.py"):
         assert [path for path in sources if path.endswith(part)], part
     with Image.open(trained / "curves.png") as picture:
-        assert picture.size == (1440, 960)
+        assert picture.size == (1440, 1920)
     page = (trained / "segments.html").read_text()
     assert "<html" in page
     assert "Boundaries by class of byte" in page

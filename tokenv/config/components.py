@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from tensordict.nn import TensorDictModuleBase
@@ -23,6 +24,7 @@ from tokenv.core import keys
 from tokenv.core.callbacks import build_callbacks
 from tokenv.core.contracts import (
     RELAXED_POOLINGS,
+    BoundaryAgent,
     Sampling,
     check_causal,
     check_compatible,
@@ -31,7 +33,7 @@ from tokenv.core.contracts import (
 from tokenv.core.devices import compiles, has_own_memory
 from tokenv.core.errors import UserError
 from tokenv.core.rates import RateRange, mean_rate
-from tokenv.data.corpus import load_corpus
+from tokenv.data.corpus import Corpus, load_corpus
 from tokenv.data.tokenizer import train_bpe
 from tokenv.estimators.base import Chain, chain
 from tokenv.estimators.surrogates import Imitation
@@ -405,6 +407,29 @@ def _build_learners(
         teacher = build_agent(config.imitation.teacher, "imitation.teacher", **of_agents)
         imitation = chain(Imitation(teacher))
     return agent, estimator, rate_target, imitation
+
+
+def build_references(config: Config, corpus: Corpus) -> dict[str, BoundaryAgent]:
+    """Build the agents by name with whose boundaries a validation compares those of the policy.
+
+    They are those which the kind of data names, and BPE's if ``validation.bpe_vocabulary`` asks for it.
+
+    Raises:
+        UserError: a BPE tokenizer is asked for, and the data are no text.
+    """
+    sections: dict[str, dict[str, Any]] = {name: {} for name in config.data.options.references}
+    vocabulary = config.validation.bpe_vocabulary
+    if vocabulary:
+        if not sections:
+            raise UserError(
+                f"validation.bpe_vocabulary = {vocabulary}: expected 0, for {config.data.kind} has no BPE tokens"
+            )
+        sections["bpe"] = {"tokenizer": str(train_bpe(corpus, vocabulary))}
+    context = {"rate": mean_rate(config.rate), "seq_len": config.data.seq_len}
+    return {
+        name: registry.build("agent", {"name": name} | options, registry.AGENTS, **context)
+        for name, options in sections.items()
+    }
 
 
 def _check_rate_range(config: Config, agent: Agent, rate_target: TensorDictModuleBase) -> None:

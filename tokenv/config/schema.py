@@ -39,6 +39,9 @@ NO_SETTING = {"setting": False}  # not part of the method
 # without effect on results, or only on their last digits
 MACHINE = MAY_CHANGE | NO_SETTING | {"identity": False}
 SHARE = bounds("a number in (0, 1]", lambda value: 0 < value <= 1)
+VOCABULARY_OR_0 = bounds(
+    "0, or a whole number of at least 256", lambda value: value == 0 or value >= 256
+)
 EARLY_WEIGHT = 0.1  # of the early exit's loss, if ``loss.early`` is null
 # At least 1024, which every process can have, so that a stored run of a larger machine stays readable.
 MAX_THREADS = max(4 * (os.cpu_count() or 1), 1024)
@@ -177,12 +180,15 @@ class ValidationConfig:
         calibrate: whether to validate once more at exactly the target rate, on the same sequences, with the policy's
             logits shifted by a bias which other validation sequences determine (``tokenv.evaluation.calibration``).
             These metrics are named ``calibrated/``.
+        bpe_vocabulary: tokens of a BPE tokenizer, trained on the training data, with whose boundaries a validation of
+            text compares the policy's, as it does with whitespace's; 0 for none.
     """
 
     every_symbols: int = field(default=2_000_000, metadata=SYMBOLS)
     sequences: int = field(default=512, metadata=COUNT)
     batch_size: int = field(default=64, metadata=COUNT)
     calibrate: bool = False
+    bpe_vocabulary: int = field(default=0, metadata=VOCABULARY_OR_0)
 
     def __post_init__(self) -> None:
         check_bounds(self, "validation.")

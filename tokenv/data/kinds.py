@@ -22,6 +22,8 @@ class DataKind:
         sources: values of ``data.source`` which need no file, with a description each.
         suffixes: endings of the files which it reads.
         longest_token: tokens at least so long are counted together.
+        references: names of deterministic agents without options, with whose boundaries validations compare those
+            which are drawn.
         picture: name of the picture or page which a run draws of held-out sequences.
         draw_picture: function which draws it from a loaded run, its corpus and a path, as ``package.module:function``;
             None for pages of text.
@@ -32,6 +34,7 @@ class DataKind:
     sources: ClassVar[Mapping[str, str]] = {}
     suffixes: ClassVar[tuple[str, ...]] = ()
     longest_token: ClassVar[int] = 64
+    references: ClassVar[tuple[str, ...]] = ()
     picture: ClassVar[str] = "segments.html"
     draw_picture: ClassVar[str | None] = None
 
@@ -76,6 +79,7 @@ class Text(DataKind):
     words: ClassVar[Terminology] = TEXT
     codec: ClassVar[str] = "bytes"
     longest_token: ClassVar[int] = 24
+    references: ClassVar[tuple[str, ...]] = ("whitespace",)
 
     def check_source(self, data: Any) -> None:
         """Raise an error if another kind of data has this source."""

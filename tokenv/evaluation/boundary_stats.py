@@ -11,19 +11,12 @@ from torch import Tensor
 from tokenv.core import checkpoints
 from tokenv.core.errors import UserError
 from tokenv.core.sequences import SequenceBatch
+from tokenv.evaluation.boundary_metrics import rates_by_class
 from tokenv.evaluation.evaluator import EvalOptions, evaluate_sequences
 from tokenv.evaluation.loaded_run import LoadedRun, load_run
+from tokenv.lm.codecs.base import ByteCodec
 
-CLASSES = (
-    "space",
-    "line break",
-    "letter",
-    "digit",
-    "punctuation",
-    "control",
-    "UTF-8 lead",
-    "UTF-8 continuation",
-)
+CLASSES = ByteCodec.symbol_classes
 CONTEXT = 3  # bytes of a context; the last one may end a token
 MIN_COUNT = 20  # occurrences below which a context is left out
 MAX_CHECKPOINTS = 8  # checkpoints to compare over training, including the first and the last
@@ -56,40 +49,10 @@ def compute_boundary_stats(
         most: maximum number of tokens and of contexts.
     """
     return BoundaryStats(
-        classes=_by_class(symbol_BT[:, 1:].flatten(), action_BT[:, 1:].flatten()),
+        classes=rates_by_class(ByteCodec, symbol_BT, action_BT),
         tokens=_tokens(symbol_BT, action_BT).most_common(most),
         contexts=_contexts(symbol_BT, prob_BT, most),
     )
-
-
-def byte_classes() -> Tensor:
-    """Return the index into ``CLASSES`` of each byte: [256]."""
-    indices = []
-    for byte in range(256):
-        character = chr(byte)
-        if byte >= 0x80:
-            name = "UTF-8 lead" if byte >= 0xC0 else "UTF-8 continuation"
-        elif character == "\n":
-            name = "line break"
-        elif character in " \t":
-            name = "space"
-        elif character.isalnum():
-            name = "digit" if character.isdigit() else "letter"
-        else:
-            name = "punctuation" if character.isprintable() else "control"
-        indices.append(CLASSES.index(name))
-    return torch.tensor(indices)
-
-
-def _by_class(symbol_N: Tensor, action_N: Tensor) -> dict[str, tuple[float, float]]:
-    class_N = byte_classes()[symbol_N.long()]
-    count = torch.bincount(class_N, minlength=len(CLASSES)).double()
-    drawn = torch.bincount(class_N, action_N.double(), minlength=len(CLASSES))
-    return {
-        name: ((count[i] / count.sum()).item(), (drawn[i] / count[i]).item())
-        for i, name in enumerate(CLASSES)
-        if count[i] > 0
-    }
 
 
 def _tokens(symbol_BT: Tensor, action_BT: Tensor) -> Counter[bytes]:

@@ -5,6 +5,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import torch
 from tensordict import TensorDictBase
@@ -13,12 +14,13 @@ from tqdm import tqdm
 
 from tokenv.config.components import Components
 from tokenv.core import keys
-from tokenv.core.contracts import Sampling
+from tokenv.core.contracts import BoundaryAgent, Sampling
 from tokenv.core.distributed import SINGLE_PROCESS, Group
 from tokenv.core.rates import Rate
 from tokenv.core.sequences import SequenceBatch
 from tokenv.env.random_inputs import derive_seed, sample_target_rates
 from tokenv.env.rollout import observe, rollout
+from tokenv.evaluation.boundary_metrics import draw_references, enrichment_sums, rates_by_class
 from tokenv.evaluation.run_state import Evaluation
 from tokenv.lm.codecs.base import Codec
 
@@ -311,15 +313,26 @@ def evaluate(
     batch: SequenceBatch,
     options: EvalOptions = DEFAULTS,
     *,
+    references: Mapping[str, BoundaryAgent] = MappingProxyType({}),
     group: Group = SINGLE_PROCESS,
     shard: int = 1,
 ) -> Evaluation:
-    """Evaluate a model on held-out sequences; the arguments are those of ``evaluate_sequences``."""
+    """Evaluate a model on held-out sequences.
+
+    Args:
+        components: model and agent; they keep their mode.
+        batch: held-out sequences.
+        options: how to roll them out.
+        references: agents by name with whose boundaries those that are drawn are compared.
+        group: processes with the same model which share the batches, connected over the CPU.
+        shard: number of successive ranks which hold one model together.
+    """
     options = replace(options, imitation=True)
     codec = components.lm.codec
 
     def measure(td: TensorDictBase) -> dict[str, Tensor]:
-        return _imitation_bits(td) | _in_context_scores(td, codec)
+        scored = _imitation_bits(td) | _in_context_scores(td, codec) | enrichment_sums(td, codec)
+        return scored | draw_references(references, td)
 
     scores = evaluate_sequences(
         components, batch, options, measure=measure, group=group, shard=shard
@@ -328,6 +341,15 @@ def evaluate(
     if batch.gold_BN is not None:
         gold_BT = batch.gold_BN[:, :-1] & scores.decision_mask_BT
         matches = boundary_scores(scores.action_BT[:, 1:].bool(), gold_BT[:, 1:], options.tolerance)
+    by_name = {}
+    classes = rates_by_class(codec, batch.symbol_BN[:, :-1], scores.action_BT)
+    for name, (_, rate) in classes.items():
+        by_name[f"boundary_rate_{name.replace(' ', '_')}"] = rate
+    for name in references:
+        reference_BT = scores.extra[name].bool()
+        agreement = boundary_scores(scores.action_BT[:, 1:].bool(), reference_BT[:, 1:])
+        by_name[f"{name}_precision"] = agreement["boundary_precision"]
+        by_name[f"{name}_f1"] = agreement["boundary_f1"]
     return Evaluation(
         unit=codec.unit,
         loss=scores.loss,
@@ -337,8 +359,20 @@ def evaluate(
         entropy=scores.entropy_B.mean().item(),
         imitation_bits=_mean_if_measured(scores, "imitation_bits_B"),
         in_context_score=_mean_if_measured(scores, "in_context_score_B"),
+        enrichment_ratio=_enrichment_ratio(scores),
+        by_name=by_name,
         **matches,
     )
+
+
+def _enrichment_ratio(scores: SequenceScores) -> float | None:
+    """Return the ratio of the sums of ``enrichment_sums``; None without boundaries."""
+    if "loss_after_B" not in scores.extra:
+        return None
+    shifted = scores.extra["loss_shifted_B"].sum().item()
+    if shifted == 0:
+        return None
+    return scores.extra["loss_after_B"].sum().item() / shifted
 
 
 def _mean_if_measured(scores: SequenceScores, name: str) -> float | None:

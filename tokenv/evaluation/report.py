@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -18,7 +19,7 @@ from tokenv.evaluation.calibration import CALIBRATED, CONDITIONED, ENTROPY_WEIGH
 from tokenv.plotting import figures
 from tokenv.plotting.characters import escape
 from tokenv.plotting.console import write_csv
-from tokenv.plotting.theme import BLUE, GREEN, LINES, ORANGE, in_words, with_error
+from tokenv.plotting.theme import AMBER, BLUE, GREEN, LINES, ORANGE, PINK, in_words, with_error
 
 
 class _Panel(NamedTuple):
@@ -62,6 +63,39 @@ _PANELS = (
         log=True,
     ),
 )
+# Left out where none of their metrics is recorded.
+_BOUNDARY_PANELS = (
+    _Panel(
+        "boundary enrichment",
+        (
+            ("train/boundary_enrichment", "training", BLUE),
+            ("train/boundary_enrichment_early", "early exit", GREEN),
+        ),
+    ),
+    _Panel(
+        "agreement of the boundaries",
+        (
+            ("validation/whitespace_precision", "precision, whitespace", BLUE),
+            ("validation/whitespace_f1", "F1, whitespace", GREEN),
+            ("validation/bpe_precision", "precision, BPE", ORANGE),
+            ("validation/bpe_f1", "F1, BPE", PINK),
+        ),
+    ),
+    _Panel(
+        "boundaries per symbol",
+        (
+            ("validation/boundary_rate_space", "space", BLUE),
+            ("validation/boundary_rate_line_break", "line break", ORANGE),
+            ("validation/boundary_rate_letter", "letter", GREEN),
+            ("validation/boundary_rate_digit", "digit", PINK),
+            ("validation/boundary_rate_punctuation", "punctuation", AMBER),
+        ),
+    ),
+    _Panel(
+        "enrichment ratio",
+        (("validation/enrichment_ratio", "validation", ORANGE),),
+    ),
+)
 
 
 def draw_curves(
@@ -72,11 +106,11 @@ def draw_curves(
     target_rate: Rate | None = None,
     unit: str = "bits_per_byte",
 ) -> Path:
-    """Draw loss, boundary rate, decision entropy and gradient norms against training symbols.
+    """Draw loss, boundary rate, decision entropy, gradient norms and metrics of the boundaries over training.
 
     Curves under ``train/`` are drawn faintly with their running mean on top, those under ``validation/`` as points
-    joined by lines. A panel without metrics says so. Values which are not finite, or 1e100 and more, are left out, and
-    so are those which a logarithmic axis cannot show.
+    joined by lines. One of the first four panels without metrics says so; others are left out. Values which are not
+    finite, or 1e100 and more, are left out, and so are those which a logarithmic axis cannot show.
 
     Args:
         metrics: curves by name: numbers of training symbols, and as many values; names of no panel are ignored.
@@ -98,13 +132,20 @@ def draw_curves(
         if len(x) != len(y):
             raise ValueError(f"metric {name}: {len(x)} positions but {len(y)} values")
 
-    def draw(figure: Figure) -> None:
-        for axes, panel in zip(
-            figure.subplots(2, 2).flat, (_loss_panel(unit), *_PANELS), strict=True
-        ):
-            _draw_panel(axes, panel, metrics, target_rate)
+    panels = [_loss_panel(unit), *_PANELS]
+    for panel in _BOUNDARY_PANELS:
+        if any(name in metrics for name, _, _ in panel.lines):
+            panels.append(panel)
+    rows = math.ceil(len(panels) / 2)
 
-    return figures.draw_picture(path, 4.8, title, draw)
+    def draw(figure: Figure) -> None:
+        grid = figure.subplots(rows, 2).flat
+        for axes, panel in zip(grid, panels, strict=False):
+            _draw_panel(axes, panel, metrics, target_rate)
+        for axes in grid:
+            axes.set_axis_off()
+
+    return figures.draw_picture(path, 2.4 * rows, title, draw)
 
 
 def _draw_panel(

@@ -47,6 +47,10 @@ class Evaluation:
         boundary_f1: F1 of the drawn boundaries against the true ones; None if the corpus does not know these.
         boundary_precision: share of drawn boundaries which are true.
         boundary_recall: share of true boundaries which are drawn.
+        enrichment_ratio: loss of the symbols after a boundary, relative to that after shifted boundaries
+            (``tokenv.evaluation.boundary_metrics.enrichment_sums``); None for series.
+        by_name: boundaries per symbol of each class (``boundary_rate_letter``), and precision and F1 against agents
+            such as whitespace (``whitespace_f1``), by name.
     """
 
     unit: str
@@ -60,19 +64,31 @@ class Evaluation:
     boundary_f1: float | None = None
     boundary_precision: float | None = None
     boundary_recall: float | None = None
+    enrichment_ratio: float | None = None
+    by_name: dict[str, float] = field(default_factory=dict)
 
     def metrics(self) -> dict[str, Any]:
         """Return all figures by the names under which they are logged: the loss is named after its unit."""
         values = asdict(self)
         unit = values.pop("unit")
+        by_name = values.pop("by_name")
         names = {"loss": unit, "loss_early": f"{unit}_early"}
-        return {names.get(name, name): value for name, value in values.items()}
+        return {names.get(name, name): value for name, value in values.items()} | by_name
 
     @classmethod
     def from_metrics(cls, values: dict[str, Any], unit: str) -> Evaluation:
         """Build the evaluation whose ``metrics`` are given."""
         names = {unit: "loss", f"{unit}_early": "loss_early"}
-        return cls(unit, **{names.get(name, name): value for name, value in values.items()})
+        known = {each.name for each in fields(cls)}
+        figures = {}
+        by_name = {}
+        for name, value in values.items():
+            name = names.get(name, name)
+            if name in known:
+                figures[name] = value
+            else:
+                by_name[name] = value
+        return cls(unit, **figures, by_name=by_name)
 
 
 @dataclass

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from tokenv.config.components import Components, build_components
+from tokenv.config.components import Components, build_components, build_references
 from tokenv.config.hardware import BatchAssignment, prepare
 from tokenv.config.schema import Config, LossConfig
 from tokenv.core import checkpoints
@@ -25,6 +25,7 @@ from tokenv.core.sequences import SequenceBatch
 from tokenv.data.corpus import load_corpus
 from tokenv.data.prefetch import PrefetchedSource, ResumableSource
 from tokenv.data.stream import Streams
+from tokenv.evaluation.boundary_metrics import warn_of_collapse
 from tokenv.evaluation.calibration import calibrate, split_for_calibration
 from tokenv.evaluation.evaluator import EvalOptions, evaluate
 from tokenv.evaluation.run_state import Evaluation, History, Log, RunState
@@ -201,6 +202,7 @@ class Trainer:
         if resume is None and config.init_from is None:
             config.data.options.prepare_model(self.components.lm, self.corpus.dataset)
         self.held_out = self.corpus.validation(config.validation.sequences)
+        self.references = build_references(config, self.corpus)
         if config.validation.calibrate:
             self.held_out, self.calibration = split_for_calibration(
                 self.corpus, config.validation.sequences
@@ -313,6 +315,9 @@ class Trainer:
         with unsharded(self.step):
             self.state.validation = self.evaluate()
             self.state.record("validation", self.state.validation.metrics(), self.log)
+            if self.ranks.is_first:
+                imitated = self.config.imitation.symbols(self.config.train.symbols)
+                warn_of_collapse(self.state.history, imitated)
             if self.calibration is not None:
                 self.validate_calibrated(self.calibration)
 
@@ -336,6 +341,7 @@ class Trainer:
             self.components,
             self.held_out,
             options,
+            references=self.references,
             group=self.ranks.cpu_group,
             shard=self.fsdp_size,
         )

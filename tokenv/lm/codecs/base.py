@@ -26,6 +26,7 @@ class Codec(nn.Module, ABC):
         trailing: number of last symbols of a sequence which the auxiliary head predicts at once, from those before
             them; 0 if each symbol is predicted from those before it. Otherwise no boundary is drawn among them, and
             nothing before them is predicted, so that an agent may read all of it.
+        symbol_classes: names of classes of symbols, for which a validation counts boundaries; see ``classify``.
     """
 
     symbol_shape: tuple[int, ...]
@@ -34,6 +35,12 @@ class Codec(nn.Module, ABC):
     unit: str = "nats_per_symbol"
     nats_per_unit: float = 1.0
     trailing: int = 0
+    symbol_classes: tuple[str, ...] = ()
+
+    @classmethod
+    def classify(cls, symbol: Tensor) -> Tensor:
+        """Return the index into ``symbol_classes`` of each symbol: [.., *symbol_shape] -> int64 [..]."""
+        raise NotImplementedError(f"{cls.__name__} has symbol_classes: write its classify")
 
     @abstractmethod
     def embed(self, symbol: Tensor) -> Tensor:
@@ -136,6 +143,17 @@ class ByteCodec(Codec):
     symbol_dtype = torch.int64
     unit = "bits_per_byte"
     nats_per_unit = math.log(2)
+    symbol_classes = (
+        "space",
+        "line break",
+        "letter",
+        "digit",
+        "punctuation",
+        "control",
+        "UTF-8 lead",
+        "UTF-8 continuation",
+        "special",
+    )
 
     def __init__(self, width: int, vocabulary: int = 256, softcap: float = 30.0) -> None:
         super().__init__()
@@ -143,6 +161,13 @@ class ByteCodec(Codec):
         self.softcap = softcap
         self.embedding = nn.Embedding(vocabulary, width)
         nn.init.normal_(self.embedding.weight, std=width**-0.5)
+
+    @classmethod
+    def classify(cls, symbol: Tensor) -> Tensor:
+        """Return the class of each byte; symbols from 256 on are special: [..] -> int64 [..]."""
+        classes = [cls.symbol_classes.index(_byte_class(byte)) for byte in range(256)]
+        classes.append(cls.symbol_classes.index("special"))
+        return torch.tensor(classes, device=symbol.device)[symbol.long().clamp(max=256)]
 
     def embed(self, symbol: Tensor) -> Tensor:
         """Embed bytes: [..] -> [.., D]."""
@@ -241,3 +266,22 @@ class ByteCodec(Codec):
 def make_head(codec: Codec, width: int) -> Linear:
     """Build the linear map from hidden states to the parameters of the codec's distribution."""
     return Linear(width, codec.num_parameters)
+
+
+def _byte_class(byte: int) -> str:
+    character = chr(byte)
+    if byte >= 0xC0:
+        return "UTF-8 lead"
+    if byte >= 0x80:
+        return "UTF-8 continuation"
+    if character == "\n":
+        return "line break"
+    if character in " \t":
+        return "space"
+    if character.isdigit():
+        return "digit"
+    if character.isalpha():
+        return "letter"
+    if character.isprintable():
+        return "punctuation"
+    return "control"
