@@ -17,7 +17,7 @@ def main(
     run: str, table: str, windows: int = 20, level: int = 80
 ) -> tuple[pd.DataFrame, pd.Series, pd.DataFrame]:
     """Return the scored windows, the coverage by series, and the continuation with its intervals."""
-    model = tokenv.load(run)
+    model = tokenv.SeriesModel.from_pretrained(run)
     date = model.config.data.options.date
     frame = pd.read_csv(table, parse_dates=[date] if date else None)
     known = model.cross_validate(frame, model.lm.codec.horizon or 24, windows)

@@ -23,7 +23,6 @@ ALLOWED = {
     "config": ("core", "data", "agents", "estimators", "lm"),
     "testing": ("core", "agents", "lm", "env", "config"),
     "evaluation": ("core", "plotting", "lm", "env", "config"),
-    "series": ("core", "plotting", "data", "lm", "env", "config", "evaluation"),
     "training": ("core", "data", "lm", "env", "config", "evaluation"),
     "lab": (
         "core",
@@ -35,10 +34,10 @@ ALLOWED = {
         "config",
         "evaluation",
         "training",
-        "series",
     ),
+    "library": ("core", "plotting", "data", "env", "config", "evaluation"),
+    "series": ("core", "plotting", "data", "lm", "env", "config", "evaluation", "library"),
     "compare": ("core", "plotting", "data", "config", "evaluation", "series"),
-    "library": ("core", "plotting", "data", "env", "config", "evaluation", "series"),
     "cli": (
         "core",
         "plotting",

@@ -30,8 +30,8 @@ GYMNASIUM_ENTRY_POINTS = {  # id: one sequence, many sequences
         "tokenv.library.environments:TrainedModelBytesVectorEnv",
     ),
     "tokenv/Series-v0": (
-        "tokenv.library.series_environments:TrainedModelSeriesEnv",
-        "tokenv.library.series_environments:TrainedModelSeriesVectorEnv",
+        "tokenv.series.series_environments:TrainedModelSeriesEnv",
+        "tokenv.series.series_environments:TrainedModelSeriesVectorEnv",
     ),
 }
 
@@ -45,7 +45,7 @@ __getattr__, __dir__ = lazy_exports(
         "env.rollout": ("rollout",),
         "env.stepping": ("TokenizationEnv",),
         "cli.experiment": ("train",),
-        "series.frames": ("conformal_intervals",),
+        "series.frames": ("SeriesModel", "conformal_intervals"),
         "library.model": ("Model", "load"),
         "lm.config": ("UNetConfig",),
         "lm.unet": ("UNet",),

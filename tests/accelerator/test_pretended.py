@@ -27,9 +27,9 @@ from tokenv.evaluation.run_state import RunState
 from tokenv.lab.config import VarianceOptions
 from tokenv.lab.variance_study import run_variance_study
 from tokenv.library.handlers import ModelCache
-from tokenv.library.model import Model
 from tokenv.library.server import build_application
 from tokenv.lm.segments import segment
+from tokenv.series.frames import SeriesModel
 from tokenv.training.process_group import Ranks
 from tokenv.training.trainer import train
 
@@ -176,7 +176,7 @@ def test_forecasts_equal_those_on_the_cpu(
         components.train(False)
         loaded = LoadedRun(components, config, Path(), RunState({}, "bits"))
         forecasts.append(
-            Model(loaded).forecast(frame, 6, quantiles=(0.1, 0.9), samples=5, direct=direct)
+            SeriesModel(loaded).forecast(frame, 6, quantiles=(0.1, 0.9), samples=5, direct=direct)
         )
     pd.testing.assert_frame_equal(*forecasts, rtol=1e-4, atol=1e-5)
 

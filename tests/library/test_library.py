@@ -313,9 +313,18 @@ def test_a_model_of_series_says_so(series_settings: dict[str, Any], tmp_path: Pa
     settings = series_settings | {"train": {"symbols": 256, "batch_size": 4}}
     train(resolve([], settings), tmp_path / "checkpoints", lambda *_: None)
     model = tokenv.load(tmp_path)
+    assert type(model) is tokenv.SeriesModel
+    assert repr(model).startswith("SeriesModel(")
     assert "agent learned" in repr(model)
     with pytest.raises(UserError, match="expected a model of text"):
         model.tokens("abc")
+
+
+def test_each_kind_of_data_has_its_methods(folder: Path) -> None:
+    assert type(tokenv.Model.from_pretrained(folder)) is tokenv.Model
+    assert not hasattr(tokenv.load(folder), "forecast")
+    with pytest.raises(UserError, match=r"data\.kind = 'text': expected .* tokenv\.SeriesModel"):
+        tokenv.SeriesModel.from_pretrained(folder)
 
 
 def test_another_device_can_be_asked_for(folder: Path) -> None:

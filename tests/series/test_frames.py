@@ -165,7 +165,7 @@ def test_mistakes_are_reported(model):
             model.forecast(each, **{"horizon": 5} | options)
     with pytest.raises(UserError, match="frame is a dict: expected"):
         model.cross_validate({"a": [1]}, 5)
-    with pytest.raises(UserError, match="expected a model of text; forecast does these"):
+    with pytest.raises(UserError, match="expected a model of text"):
         model.tokens("x")
 
 
@@ -204,7 +204,7 @@ def test_windows_without_dates_have_numbers_of_rows(model):
     wide = pd.DataFrame({"a": np.arange(60.0), "b": np.arange(60.0) % 7})
     options = replace(model.config.data.options, date=None)
     undated = replace(model.config, data=replace(model.config.data, options=options))
-    undated_model = tokenv.Model(replace(model._trained, config=undated))
+    undated_model = tokenv.SeriesModel(replace(model._trained, config=undated))
     found = undated_model.cross_validate(wide, 4, windows=2, quantiles=(0.1, 0.9), samples=5)
     assert found["unique_id"].tolist() == ["a"] * 8 + ["b"] * 8
     assert found["y"].tolist()[:8] == found["ds"].tolist()[:8] == list(range(52, 60))

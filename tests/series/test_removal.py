@@ -1,4 +1,4 @@
-"""Time series are a plug-in: without their folder a text model trains, and the core's tests pass."""
+"""Time series are a plug-in: without them a text model trains, is used and measured, and the core's tests pass."""
 
 import os
 import re
@@ -26,9 +26,43 @@ from tokenv.training.trainer import train
 
 updates = {"data": {"source": "words", "seq_len": 64}, "train": {"symbols": 2048, "batch_size": 4}}
 updates |= {"model": {"width": 16, "heads": 2}, "validation": {"sequences": 4}}
-evaluation, _ = train(resolve(["quick"], updates), Path("checkpoints"), lambda *_: None)
+evaluation, _ = train(resolve(["quick"], updates), Path("run/checkpoints"), lambda *_: None)
 assert 0 < evaluation.loss < 20
 assert not [name for name in sys.modules if name.startswith("tokenv.series.")]
+"""
+USE = """
+import blocked
+import tokenv
+from pathlib import Path
+from pkgutil import iter_modules
+from importlib import import_module
+
+for room in ("lab", "library"):
+    for module in iter_modules([f"tokenv/{room}"], f"tokenv.{room}."):
+        try:
+            import_module(module.name)
+        except ImportError as error:  # an extra is not installed
+            assert "series" not in str(error)
+model = tokenv.Model.from_pretrained("run")
+assert b"".join(model.tokens("some text")) == b"some text"
+assert len(model.generate("some text", 4)) > 9
+assert not hasattr(model, "forecast")
+"""
+MEASURE = """
+import blocked
+from pathlib import Path
+from tokenv.cli.lab import Bench, Variance
+from tokenv.config.commands import Record
+
+words = ["data.source=words", "data.seq_len=10", "train.symbols=160", "train.batch_size=4", "model.width=16"]
+words += ["model.heads=2", "validation.sequences=4"]
+record = Record(Path("scratch"), None, "", lambda *_: None, lambda _: None)
+for command, more in (
+    (Bench, ["repeats=1", "rates=[0.2]"]),
+    (Variance, ["estimators=[reinforce]", "draws=4", "checkpoints=1", "timings=1", "credit_draws=2", "warmup=0"]),
+):
+    values, names = command.read(["quick", *words, *more])
+    assert command.resolve(names, values).work(record)
 """
 
 
@@ -57,12 +91,13 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_text_model_trains_without_series(without_series: Path) -> None:
+def test_a_text_model_is_trained_used_and_measured_without_series(without_series: Path) -> None:
     found = run(without_series, "-c", "import tokenv.data; print(tokenv.data.__file__)").stdout
     assert found.startswith(str(without_series))
     assert not (without_series / "tokenv" / "series").exists()
-    done = run(without_series, "-c", TRAIN)
-    assert done.returncode == 0, done.stderr
+    for program in (TRAIN, USE, MEASURE):
+        done = run(without_series, "-c", program)
+        assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.slow

@@ -33,9 +33,10 @@ class Bench(BenchOptions, Command):
         command = from_dict(cls, {**own, "config": config.as_dict()})
         if not command.samples:
             check_kind(config, "text")
-        elif config.data.kind != "series":
+        elif config.data.options.forecast_work is None:
             raise UserError(
-                f"samples = {command.samples!r} with data.kind = 'text': expected series, such as series-synthetic"
+                f"samples = {command.samples!r} with data.kind = {config.data.kind!r}: expected series, such as "
+                "series-synthetic"
             )
         return command
 

@@ -27,6 +27,12 @@ class DataKind:
         picture: name of the picture or page which a run draws of held-out sequences.
         draw_picture: function which draws it from a loaded run, its corpus and a path, as ``package.module:function``;
             None for pages of text.
+        model: class of the model which ``tokenv.load`` returns, derived from ``tokenv.library.model.Model``, as
+            ``package.module:Class``; None for ``Model`` itself.
+        forecast_work: function which prepares the forecasts that ``tokenv bench with samples=…`` times, as
+            ``package.module:function``. Its arguments are a run's configuration, the number of steps, and the numbers
+            of samples; it returns what is forecast, in words, and by name the number of forecasts in a batch and the
+            function which makes them. None if there is nothing to forecast.
     """
 
     words: ClassVar[Terminology]
@@ -37,6 +43,8 @@ class DataKind:
     references: ClassVar[tuple[str, ...]] = ()
     picture: ClassVar[str] = "segments.html"
     draw_picture: ClassVar[str | None] = None
+    model: ClassVar[str | None] = None
+    forecast_work: ClassVar[str | None] = None
 
     @property
     def boundary_tolerance(self) -> int:

@@ -21,6 +21,7 @@ from tokenv.config.hardware import prepare, resolve_device
 from tokenv.config.schema import Config
 from tokenv.core import keys
 from tokenv.core.devices import compiles
+from tokenv.core.plugins import import_object
 from tokenv.core.sequences import TensorSource
 from tokenv.env.generation import generate
 from tokenv.env.rollout import rollout
@@ -42,10 +43,6 @@ from tokenv.lm.flops import (
 )
 from tokenv.lm.layers import RMSNorm, RotaryTable
 from tokenv.lm.unet import make_layers
-from tokenv.series.config import DirectHeadConfig
-from tokenv.series.contexts import ContextBatch, last_windows
-from tokenv.series.forecaster import batch_size, check_forecast, forecast
-from tokenv.series.tables import Recording
 from tokenv.training.optimizers import make_optimizer, optimizer_flops, optimizer_step
 from tokenv.training.update import PassInput, TrainingStep
 
@@ -58,8 +55,6 @@ STAGES = {
 PROMPT = 8  # symbols; texts which are written at once
 TOGETHER = 64
 LONG_PRODUCT = 0.1  # seconds
-QUANTILES = (0.1, 0.5, 0.9)
-DIRECT = "direct"
 
 
 def bench(options: BenchOptions, *, progress: bool = False) -> dict[str, dict[str, Any]]:
@@ -403,51 +398,19 @@ def bench_forecasts(options: BenchOptions, *, progress: bool = False) -> dict[st
         UserError: the horizon does not fit the configuration, or the samples do not fit into memory.
     """
     config = options.config
-    horizon = options.horizon
-    head = DirectHeadConfig.of(config.codec)
-    stepwise = not head.direct
-    history, *_ = [
-        check_forecast(config, horizon, samples=count, direct=not stepwise)
-        for count in options.samples
-    ]
     prepare(config.hardware)
-    components = build_components(config, resolve_device(config.hardware.device))
-    components.train(False)
-    samples = {}
-    if stepwise:
-        samples = {f"{count}": count for count in options.samples}
-    if head.horizon >= horizon:
-        samples[DIRECT] = 0
-    batches = {}
-    work = {}
-    for name, count in samples.items():
-        batches[name] = _random_histories(options, history, batch_size(count, direct=not count))
-        work[name] = partial(_forecast, components, batches[name], horizon, count)
+    assert config.data.options.forecast_work is not None
+    prepare_forecasts = import_object(config.data.options.forecast_work)
+    what, batches = prepare_forecasts(config, options.horizon, options.samples)
+    work = {name: forecast for name, (_, forecast) in batches.items()}
     seconds = interleave(work, options.repeats, torch.device("cpu"), progress=progress)
-    speed = {
-        name: len(batches[name].names) / statistics.median(values)
-        for name, values in seconds.items()
-    }
-    title = f"forecasts per second, {horizon} steps after {history}"
-    rows = {
-        name if name == DIRECT else f"{name} samples": f"{value:,.3g}"
-        for name, value in speed.items()
-    }
-    return {"tables": {title: rows}, "figures": {"forecasts_per_second": speed}}
-
-
-def _random_histories(options: BenchOptions, length: int, count: int) -> ContextBatch:
-    config = options.config
-    shape = (count, length, config.data.options.channels)
-    value_BLC = torch.randn(
-        shape, generator=torch.Generator().manual_seed(config.seed), dtype=torch.float64
-    ).numpy()
-    columns = [f"{channel}" for channel in range(shape[2])]
-    recordings = [Recording(f"{row}", columns, value_LC) for row, value_LC in enumerate(value_BLC)]
-    return next(last_windows(recordings, config, options.horizon).batches(count))
-
-
-def _forecast(components: Components, batch: ContextBatch, horizon: int, samples: int) -> None:
-    """Forecast with quantiles; by the direct head if there are no samples."""
-    result = forecast(components, batch, horizon, samples=samples or 2, direct=not samples)
-    result.distribution.quantile(QUANTILES)
+    speed = {}
+    rows = {}
+    for name, (count, _) in batches.items():
+        speed[name] = count / statistics.median(seconds[name])
+        label = name
+        if name.isdigit():
+            label = f"{name} samples"
+        rows[label] = f"{speed[name]:,.3g}"
+    tables = {f"forecasts per second, {what}": rows}
+    return {"tables": tables, "figures": {"forecasts_per_second": speed}}

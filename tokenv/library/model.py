@@ -8,12 +8,13 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any, Literal, TypeAlias, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Literal, Self, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 from huggingface_hub import HfApi
 
 from tokenv.config.schema import Config
 from tokenv.core.errors import MissingFileError, UserError
+from tokenv.core.plugins import import_object
 from tokenv.core.trust import allowing
 from tokenv.data.corpus import CorpusFactory
 from tokenv.evaluation.calibration import segment_at_rate
@@ -28,7 +29,6 @@ from tokenv.evaluation.loaded_run import (
 from tokenv.library import model_hub
 from tokenv.library.spans import PreTokenizer, Spans
 from tokenv.plotting.theme import with_error
-from tokenv.series.frames import SeriesMethods
 
 Text = TypeVar("Text", str, bytes)
 One: TypeAlias = str | bytes
@@ -78,24 +78,28 @@ def load(
         revision: branch, tag or commit of a model on the Hub.
         token: access token for a private model on the Hub; None for the one which is stored on this machine.
 
+    Returns:
+        The model, of the class which its kind of data names: ``Model`` for text, ``tokenv.SeriesModel`` for series.
+
     Raises:
         MissingFileError: if neither a run nor a model on the Hub has this name.
         UserError: if its files are damaged, or it names code which ``trust_code`` does not name.
     """
     folder = model_hub.locate(name, revision=revision, token=token)
     with allowing(trust_code):
-        return Model(
-            load_run(
-                str(folder),
-                checkpoint,
-                device=device,
-                precision=precision,
-            )
-        )
+        trained = load_run(str(folder), checkpoint, device=device, precision=precision)
+        target = trained.config.data.options.model
+        if target is None:
+            return Model(trained)
+        model: Model = import_object(target)(trained)
+        return model
 
 
-class Model(SeriesMethods):
-    """Trained model, which segments, scores and continues texts, or forecasts series.
+class Model:
+    """Trained model, which segments, scores and continues texts.
+
+    Other kinds of data have a class of their own, derived from this one, with further methods: ``tokenv.SeriesModel``
+    forecasts series.
 
     Methods take ``seed``, ``threshold`` and ``rate`` as keyword arguments: see
     ``tokenv.evaluation.evaluator.EvalOptions``. The same seed gives the same result. Texts are str, encoded as UTF-8,
@@ -117,9 +121,19 @@ class Model(SeriesMethods):
         self.agent = trained.components.agent
 
     @classmethod
-    def from_pretrained(cls, name: str | Path, **options: Any) -> Model:
-        """Load a model: the same as ``tokenv.load``."""
-        return load(name, **options)
+    def from_pretrained(cls, name: str | Path, **options: Any) -> Self:
+        """Load a model of this class; the arguments are those of ``tokenv.load``.
+
+        Raises:
+            UserError: see ``tokenv.load``; or if the model is of another kind of data.
+        """
+        model = load(name, **options)
+        if not isinstance(model, cls):
+            raise UserError(
+                f"data.kind = {model.config.data.kind!r}: expected a model for tokenv.{cls.__name__}; tokenv.load "
+                "chooses the class itself"
+            )
+        return model
 
     def spans(self, text: One, **options: Unpack[Keywords]) -> Spans:
         """Segment a text into tokens with boundary probabilities and the bits of each byte.
@@ -438,9 +452,7 @@ class Model(SeriesMethods):
 
     def _text_model(self) -> LoadedRun:
         if self.config.data.kind != "text":
-            raise UserError(
-                f"data.kind = {self.config.data.kind!r}: expected a model of text; forecast does these"
-            )
+            raise UserError(f"data.kind = {self.config.data.kind!r}: expected a model of text")
         return self._trained
 
     def _facts(self) -> dict[str, str]:
@@ -460,7 +472,7 @@ class Model(SeriesMethods):
 
     def __repr__(self) -> str:
         facts = ", ".join(f"{name} {value}" for name, value in self._facts().items())
-        return f"Model({self._trained.path}: {facts})"
+        return f"{type(self).__name__}({self._trained.path}: {facts})"
 
     def _repr_html_(self) -> str:
         rows = "".join(

@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 
 from tokenv.config.hardware import check_forecast as check_memory
-from tokenv.config.schema import Config
 from tokenv.core.errors import COUNT, UserError, check_value
 from tokenv.evaluation.evaluator import EvalOptions
-from tokenv.evaluation.loaded_run import LoadedRun, resolve_rate
+from tokenv.evaluation.loaded_run import resolve_rate
+from tokenv.library.model import Model
 from tokenv.series.config import SAMPLES, DirectHeadConfig
 from tokenv.series.contexts import Array, ContextBatch, ForecastContexts, last_windows
 from tokenv.series.forecaster import check_horizon, make_forecasts
@@ -60,11 +60,11 @@ def _with_identifiers_of(frame: pd.DataFrame, table: pd.DataFrame) -> pd.DataFra
     return table.assign(**{IDENTIFIER: identifiers})
 
 
-class SeriesMethods:
-    """Forecasts by a loaded model of series; ``tokenv.library.model.Model`` inherits them."""
+class SeriesModel(Model):
+    """Trained model of series, which forecasts them. ``tokenv.load`` returns it for a run of series.
 
-    _trained: LoadedRun
-    config: Config
+    The methods of ``Model`` for texts raise a ``UserError``.
+    """
 
     def forecast(
         self,
@@ -101,7 +101,7 @@ class SeriesMethods:
             The series are in the frame's order.
 
         Raises:
-            UserError: if the model is one of text, the horizon exceeds the direct head or leaves no history, or the
+            UserError: if the horizon exceeds the direct head or leaves no history, or the
                 frame lacks columns, repeats dates or (a wide one) disorders them, has irregular steps or too short a
                 series, or future covariates are missing.
         """
@@ -176,10 +176,6 @@ class SeriesMethods:
         """Check the arguments of a forecast, and return whether the direct head makes it."""
         config = self.config
         probabilities = list(quantiles)
-        if config.data.kind != "series":
-            raise UserError(
-                "data.kind = 'text': expected a model of series; generate continues text"
-            )
         if probabilities != sorted(set(probabilities)) or not all(0 < q < 1 for q in probabilities):
             raise UserError(
                 f"quantiles = {probabilities}: expected ascending numbers in (0, 1), as [0.1, 0.5, 0.9]"
@@ -248,7 +244,7 @@ def conformal_intervals(
     Args:
         forecast: forecasts of any model, with the columns ``unique_id``, ``lower`` and ``upper``.
         calibration: earlier forecasts of the same series with the same columns and the truth, ``y``, such as
-            ``Model.cross_validate`` returns. Rows without truth are ignored.
+            ``SeriesModel.cross_validate`` returns. Rows without truth are ignored.
         level: coverage in percent, in (0, 100).
         lower: column of the lower bound.
         upper: column of the upper bound; the same as ``lower`` for point forecasts.
@@ -271,7 +267,7 @@ def conformal_intervals(
         if missing := [column for column in columns if column not in table]:
             raise UserError(
                 f"{name} has no column {', '.join(map(repr, missing))} but {', '.join(map(str, table.columns))}: "
-                "expected the columns of Model.cross_validate; name the bounds with lower= and upper="
+                "expected the columns of SeriesModel.cross_validate; name the bounds with lower= and upper="
             )
     known = calibration[calibration[TARGET].notna()]
     score = np.maximum(known[lower] - known[TARGET], known[TARGET] - known[upper])

@@ -25,6 +25,8 @@ class SeriesKind(SeriesConfig, DataKind):
     suffixes: ClassVar[tuple[str, ...]] = SUFFIXES
     picture: ClassVar[str] = "patches.png"
     draw_picture: ClassVar[str] = "tokenv.series.report:draw_held_out_patches"
+    model: ClassVar[str] = "tokenv.series.frames:SeriesModel"
+    forecast_work: ClassVar[str] = "tokenv.series.forecast_speed:prepare_forecasts"
 
     @property
     def boundary_tolerance(self) -> int:
