@@ -36,8 +36,18 @@ ALLOWED = {
         "training",
     ),
     "library": ("core", "plotting", "data", "env", "config", "evaluation"),
-    "series": ("core", "plotting", "data", "lm", "env", "config", "evaluation", "library"),
-    "compare": ("core", "plotting", "data", "config", "evaluation", "series"),
+    "compare": ("core", "plotting", "data", "config", "evaluation"),
+    "series": (
+        "core",
+        "plotting",
+        "data",
+        "lm",
+        "env",
+        "config",
+        "evaluation",
+        "library",
+        "compare",
+    ),
     "cli": (
         "core",
         "plotting",
@@ -172,6 +182,7 @@ def test_no_circles():
         ("tokenv.env.rollout", "import tokenv.agents"),
         ("tokenv.compare.job", "import_module('tokenv.training.trainer')"),
         ("tokenv.compare.job", "call = 'tokenv.cli.main:main'"),
+        ("tokenv.compare.comparison", "report = 'tokenv.series.comparison_report:SeriesReport'"),
         (
             "tokenv.plotting.html",
             "if TYPE_CHECKING:\n    from tokenv.compare.comparison import Comparison",

@@ -9,13 +9,14 @@ from comparisons import a_comparison, a_method, of_series, rows
 from pages import Page
 
 from tokenv.cli.main import run_command
-from tokenv.compare.config import CompareOptions, EvaluationRequest, ForecastRequest
+from tokenv.compare.config import CompareOptions, EvaluationRequest
 from tokenv.compare.report.page import comparison_page, write_reports
-from tokenv.compare.report.pictures import draw_forecasts
-from tokenv.compare.run_evaluation import Forecasts, evaluate_run, load_evaluation
+from tokenv.compare.run_evaluation import evaluate_run, load_evaluation
 from tokenv.compare.score_statistics import Scores, add_reversed_pairs, estimate_difference
-from tokenv.compare.score_tables import compare_forecasts
 from tokenv.core.errors import UserError
+from tokenv.series.comparison_report import draw_forecasts
+from tokenv.series.config import ForecastRequest
+from tokenv.series.series_comparison import Forecasts, compare_forecasts
 
 WINDOWS = 40
 STEPWISE = {"codec": {"direct": False}, "data": {"options": {"context": 8}}}
@@ -65,11 +66,11 @@ def by_seed(runs):
 def compared():
     of = methods(learned=0.0, fixed=0.2)
     found = compare_forecasts(by_seed({method.name: method.runs for method in of}), "")
-    return a_comparison(of, forecasts=found)
+    return a_comparison(of, of_kind=found)
 
 
 def test_pairs_are_those_of_the_windows_and_seeds(compared):
-    found = compared.forecasts
+    found = compared.of_kind
     assert list(found.table.forecaster) == ["learned", "dlinear", "fixed", "last value"]
     learned, fixed = (
         np.array([run.evaluation.forecast.error["mse"] for run in method.runs])
@@ -103,9 +104,7 @@ def test_pairs_are_those_of_the_windows_and_seeds(compared):
 def test_a_report_shows_methods_and_peers(compared, tmp_path, monkeypatch):
     def drawn(comparison):
         """Nothing else, which takes long."""
-        return (
-            {"forecasts": draw_forecasts(comparison.forecasts, {})} if comparison.forecasts else {}
-        )
+        return {"forecasts": draw_forecasts(comparison.of_kind, {})} if comparison.of_kind else {}
 
     monkeypatch.setattr("tokenv.compare.report.page.draw_pictures", drawn)
     page = Page(comparison_page(compared, drawn(compared)))
@@ -120,7 +119,7 @@ def test_a_report_shows_methods_and_peers(compared, tmp_path, monkeypatch):
     } <= {path.name for path in paths}
     every = rows(tmp_path / "forecasts.csv")
     assert [row["forecaster"] for row in every] == 2 * ["learned", "dlinear", "fixed", "last value"]
-    best = compared.forecasts.table.loc[0]
+    best = compared.of_kind.table.loc[0]
     assert float(every[0]["mse"]) == best.mse
     assert float(every[0]["mae_seed_error"]) == best.mae_seed_error
     assert [row["is_method"] for row in every[:2]] == ["True", "False"]

@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 from comparisons import (
-    OF_SERIES,
     TEXTS,
     WINDOWS,
     a_comparison,
@@ -18,6 +17,7 @@ from comparisons import (
     a_run,
     a_window,
     changed,
+    of_series,
     rows,
 )
 from hypothesis import given, settings
@@ -120,9 +120,7 @@ def test_everything_is_escaped(evil):
     # two rows of facts and failures, a row in five tables, a reference
     assert page.cells.count(evil) == 10
     assert not page.tags & {"script", "s"}
-    of_series = replace(run.config, data=OF_SERIES, codec={"name": "series"})
-    windowed = changed(run, windows=[a_window(evil)], config=of_series)
-    drawn = [replace(method, runs=[windowed]) for method in methods]
+    drawn = [of_series(method, windows=[a_window(evil)]) for method in methods]
     pictures = draw_pictures(replace(comparison, methods=drawn))
     assert evil in pictures["window-1"].caption
     assert not Page(comparison_page(comparison, pictures)).tags & {"script", "s"}

@@ -1,4 +1,4 @@
-"""Time series are a plug-in: without them a text model trains, is used and measured, and the core's tests pass."""
+"""Time series are a plug-in: without them text is trained, used, measured and compared; the core's tests pass."""
 
 import os
 import re
@@ -64,6 +64,25 @@ for command, more in (
     values, names = command.read(["quick", *words, *more])
     assert command.resolve(names, values).work(record)
 """
+COMPARE = """
+import sys
+
+import blocked
+from pathlib import Path
+from tokenv.compare.command import compare_methods, resolve_comparison
+from tokenv.compare.report.page import write_reports
+from tokenv.compare.report.report_tables import print_comparison
+
+common = {"data": {"source": "words", "seq_len": 64, "validation": 0.2}}
+common |= {"model": {"width": 16, "heads": 2}, "validation": {"sequences": 4}}
+common |= {"train": {"symbols": 512, "batch_size": 4}, "hardware": {"device": "cpu"}}
+values = {"base": "quick", "common": common, "seeds": [0], "bpe_vocabulary": 260, "passages": 1}
+methods = {"uniform": {"agent": {"name": "uniform"}}, "random": {"agent": {"name": "random"}}}
+compared = compare_methods(resolve_comparison([], values | {"methods": methods}), progress=False)
+print_comparison(compared[""])
+assert Path("report/report.html") in write_reports(compared, Path("report"))
+assert not [name for name in sys.modules if name.startswith("tokenv.series.")]
+"""
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +117,12 @@ def test_a_text_model_is_trained_used_and_measured_without_series(without_series
     for program in (TRAIN, USE, MEASURE):
         done = run(without_series, "-c", program)
         assert done.returncode == 0, done.stderr
+
+
+def test_text_is_compared_without_series(without_series: Path) -> None:
+    done = run(without_series, "-c", COMPARE)
+    assert done.returncode == 0, done.stderr
+    assert "uniform" in done.stdout
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ from tokenv.config.schema import Config
 from tokenv.data.config import DataConfig
 from tokenv.series.kind import SeriesKind
 from tokenv.series.patches import SeriesExcerpt
+from tokenv.series.series_comparison import SeriesEvaluation
 
 TEXTS = (b"def f(x):\n\treturn <x> & 'y'", "ein Stück".encode())
 ALL_OF_SERIES = [
@@ -49,13 +50,11 @@ def a_run(seed=0, bits=2.0, probability=0.3, points=60, **changes):
         loss=[bits],
         document=[0],
         loss_early=bits + 0.1,
-        loss_test=None,
         boundary_rate=0.2,
         calibration=None,
         token_lengths=[1, 2, 4, 1],
         agreement={"whitespace": Agreement(0.5, 0.25, 1 / 3)},
         passages=[a_passage(text, probability) for text in TEXTS],
-        windows=[],
         learned=Learned(
             {"space": (0.25, 0.9), "letter": (0.75, 0.05)}, [("def ", 7), ("\xc3\xbc <b>", 2)]
         ),
@@ -80,7 +79,7 @@ def changed(run, **changes):
         changes["loss"] = [changes["loss"]]
     assessed = {
         field.name: changes.pop(field.name)
-        for field in fields(RunEvaluation)
+        for field in fields(run.evaluation)
         if field.name in changes
     }
     return replace(run, evaluation=replace(run.evaluation, **assessed), **changes)
@@ -135,7 +134,8 @@ def of_series(method, **changes):
             "config": replace(run.config, data=OF_SERIES, codec={"name": "series"}),
             "history": history,
         }
-        runs.append(changed(run, **of_run | losses | changes))
+        evaluation = SeriesEvaluation(**vars(run.evaluation))
+        runs.append(changed(replace(run, evaluation=evaluation), **of_run | losses | changes))
     return replace(method, runs=runs, loss=method.loss - 3)
 
 

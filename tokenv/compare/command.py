@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from tokenv.compare.comparison import ComparedRun, Comparison, build_comparison, group_into_methods
 from tokenv.compare.config import CompareOptions, EvaluationRequest, Task, as_lists, check_same_kind
-from tokenv.compare.run_evaluation import check_forecast_request, evaluate_run, load_evaluation
+from tokenv.compare.run_evaluation import evaluate_run, load_evaluation
 from tokenv.compare.scheduler import run_all
 from tokenv.compare.store import StoredRun, finished_run
 from tokenv.config.build import is_trainable
@@ -55,8 +55,8 @@ def check_methods(options: CompareOptions) -> None:
         for name, config in configs.items():
             try:
                 check_components(config)
-                if own.forecast is not None and name != f"{where}shared":
-                    check_forecast_request(config, own.forecast)
+                if own.forecast is not None:
+                    config.data.options.check_forecast(config, own.forecast)
             except UserError as error:
                 raise UserError(f"{name}: {error}") from error
         check_same_kind(configs)

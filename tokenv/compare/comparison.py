@@ -25,8 +25,8 @@ from tokenv.compare.score_statistics import (
     add_reversed_pairs,
     compare_scores,
 )
-from tokenv.compare.score_tables import ForecastComparison, compare_forecasts, tabulate_rates
-from tokenv.config.build import can_imitate, is_trainable, reads_ahead
+from tokenv.compare.score_tables import tabulate_rates
+from tokenv.config.build import can_imitate, is_trainable
 from tokenv.config.class_options import with_class_defaults
 from tokenv.config.files import flatten
 from tokenv.config.schema import SETTINGS, Config
@@ -34,7 +34,6 @@ from tokenv.core.errors import UserError
 from tokenv.core.rates import RateRange, mean_rate
 from tokenv.core.terminology import Terminology
 from tokenv.plotting.theme import in_words
-from tokenv.series.config import DirectHeadConfig
 
 AGREEMENT = ("precision", "recall", "f1")
 LEARNERS_SETTING = ("estimator", "rate_target")
@@ -114,8 +113,8 @@ class ComparedMethod:
     @property
     def reads_ahead(self) -> bool:
         """Whether its boundaries depend on symbols which are still to be predicted."""
-        config = self.runs[0].config
-        return reads_ahead(config.agent) and not DirectHeadConfig.of(config.codec).direct
+        first = self.runs[0]
+        return first.evaluation.reads_ahead(first.config)
 
     def imitation_bits(self, agent: Mapping[str, Any]) -> float:
         """Return the bits per symbol at which its policy predicts an agent's boundaries from the past, mean over runs.
@@ -154,7 +153,7 @@ class Comparison:
         failed: run to the reason of its failure, for runs which did not finish.
         rates: results at the requested rates: see ``tokenv.compare.score_tables.tabulate_rates``.
         rates_reference: method with which ``rates`` are compared; empty for none.
-        forecasts: scores of forecasts of test windows; None if there are none.
+        of_kind: what only this kind of data is compared by: see ``RunEvaluation.compare``; None for nothing.
         given_up: sentences on options of the base which methods lose by naming another class.
     """
 
@@ -165,7 +164,7 @@ class Comparison:
     failed: Mapping[str, str] = field(default_factory=dict)
     rates: pd.DataFrame = field(default_factory=pd.DataFrame)
     rates_reference: str = ""
-    forecasts: ForecastComparison | None = None
+    of_kind: Any = None
     given_up: Sequence[str] = ()
 
     @property
@@ -182,11 +181,6 @@ class Comparison:
     def words(self) -> Terminology:
         """Names of symbols, tokens and so on."""
         return self.methods[0].runs[0].config.data.options.words
-
-    @property
-    def has_test(self) -> bool:
-        """Whether losses on a test split are shown."""
-        return self.methods[0].runs[0].config.data.kind == "series"
 
     @property
     def all_runs(self) -> list[ComparedRun]:
@@ -251,11 +245,11 @@ class Comparison:
     def runs(self) -> pd.DataFrame:
         """One row a run and one column a variable; all tables, pictures and CSV files read it.
 
-        Columns: ``method``, ``seed``, ``folder``; ``loss``, ``loss_early`` (the early exit's), ``loss_test``, ``area``,
+        Columns: ``method``, ``seed``, ``folder``; ``loss``, ``loss_early`` (the early exit's), ``area``,
         ``boundary_rate``, ``loss_raw`` and ``boundary_rate_raw`` (before calibration), ``flops``, ``seconds``;
-        ``REFERENCE precision``, ``REFERENCE recall`` and ``REFERENCE f1`` of the drawn boundaries; ``share of CLASS``
-        and ``boundaries after CLASS`` of bytes; ``length L``, share of tokens of L symbols, the last for longer ones,
-        too. Values which were not measured are NaN.
+        ``REFERENCE precision``, ``REFERENCE recall`` and ``REFERENCE f1`` of the drawn boundaries; what only this kind
+        of data has, as ``share of CLASS`` and ``boundaries after CLASS`` of bytes; ``length L``, share of tokens of L
+        symbols, the last for longer ones, too. Values which were not measured are NaN.
         """
         rows = []
         for method in self.methods:
@@ -289,13 +283,11 @@ def finite_mean(values: Iterable[float]) -> float:
 def _tabulate_run(method: str, run: ComparedRun) -> dict[str, Any]:
     evaluation = run.evaluation
     raw = evaluation.calibration
-    learned = evaluation.learned
     row: dict[str, Any] = {
         "method": method,
         "seed": run.seed,
         "loss": run.loss,
         "loss_early": math.nan if evaluation.loss_early is None else evaluation.loss_early,
-        "loss_test": math.nan if evaluation.loss_test is None else evaluation.loss_test,
         "area": run.area,
         "boundary_rate": evaluation.boundary_rate,
         "loss_raw": math.nan if raw is None else raw.loss,
@@ -305,8 +297,7 @@ def _tabulate_run(method: str, run: ComparedRun) -> dict[str, Any]:
     }
     for reference, agreement in evaluation.agreement.items():
         row |= {f"{reference} {score}": getattr(agreement, score) for score in AGREEMENT}
-    for name, (share, boundaries) in (learned.classes if learned else {}).items():
-        row |= {f"share of {name}": share, f"boundaries after {name}": boundaries}
+    row |= evaluation.figures()
     total = sum(evaluation.token_lengths)
     row |= {
         f"length {n}": count / total for n, count in enumerate(evaluation.token_lengths, 1) if total
@@ -366,7 +357,7 @@ def build_comparison(
         failed=failed,
         rates=tabulate_rates(evaluations, rates_reference),
         rates_reference=rates_reference,
-        forecasts=compare_forecasts(evaluations, reference),
+        of_kind=runs[0].evaluation.compare(evaluations, reference),
         given_up=given_up,
     )
 
@@ -405,12 +396,11 @@ def _collect_facts(runs: Sequence[ComparedRun]) -> dict[str, str]:
         source = data.source
     else:
         source = Path(data.source).name
-    tolerance = {"change points": f"found within {data.options.boundary_tolerance} steps"}
     return {
         "data": f"{source}, sequences of {data.seq_len} {words.symbol}s",
         f"training {words.symbol}s": " or ".join(budgets),
         "held out": f"{len(evaluation.loss):,} sequences of {len(set(evaluation.document)):,} {words.document}s",
-        **(tolerance if "change points" in evaluation.agreement else {}),
+        **evaluation.facts(data),
         "seeds": ", ".join(map(str, sorted({run.config.seed for run in runs}))),
         "drawn on": f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}",
     }

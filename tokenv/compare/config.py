@@ -11,10 +11,10 @@ from typing import Any, Self
 from tokenv.config.class_options import options_given_up
 from tokenv.config.files import merge, resolve
 from tokenv.config.schema import EARLY_WEIGHT, Config
-from tokenv.core.conversion import check_keys, from_dict
+from tokenv.core.conversion import check_keys, convert, from_dict
 from tokenv.core.errors import COUNT, UserError, at_least, bounds, check_bounds, suggest
 from tokenv.core.rates import check_rates
-from tokenv.series.config import ForecastRequest
+from tokenv.data.kinds import forecast_hint
 
 # sections which a run takes from the run named by ``init_from``
 LOADED_SECTIONS = ("model", "codec")
@@ -72,14 +72,17 @@ class EvaluationRequest:
         bpe_vocabulary: size of the BPE vocabulary which boundaries in text are compared with.
         calibrate: whether to measure at exactly the target rate; see ``tokenv.evaluation.calibration``.
         rates: further boundary rates to measure at, in boundaries per symbol.
-        forecast: forecasts to score; None for none.
+        forecast: forecasts to score, as the kind of data describes them (``DataKind.forecast``); None for none.
     """
 
     passages: int = 3
     bpe_vocabulary: int = 32_000
     calibrate: bool = False
     rates: list[float] = field(default_factory=list)
-    forecast: ForecastRequest | None = None
+    forecast: Any = field(default=None, metadata={"hint": forecast_hint})
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "forecast", convert(self.forecast, forecast_hint(), "forecast"))
 
 
 @dataclass(frozen=True)
@@ -145,7 +148,7 @@ class CompareOptions:
     bpe_vocabulary: int = field(default=32_000, metadata=at_least(256))
     calibrate: bool = False
     rates: list[float] = field(default_factory=list, metadata=UNIQUE_RATES)
-    forecast: ForecastRequest | None = None
+    forecast: Any = field(default=None, metadata={"hint": forecast_hint})
     reference: str = ""
     equal_decoder_passes: bool = False
     pretrain: dict[str, Any] = field(default_factory=dict, metadata={"holds": Config})
@@ -155,17 +158,15 @@ class CompareOptions:
     only_protocols: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "forecast", convert(self.forecast, forecast_hint(), "forecast"))
         if not self.runs and not self.methods:
             raise UserError(
                 "nothing to compare: expected a comparison, such as compare-quick, or runs=[runs/1,runs/2]"
             )
         if not self.runs and not self.seeds:
             raise UserError("seeds = []: expected at least one whole number, such as seeds=[0,1,2]")
-        if self.calibrate and self.forecast is not None and not self.forecast.direct:
-            raise UserError(
-                "calibrate = True with forecast.direct = False: expected direct forecasts, which alone are made at a "
-                "shifted rate, or no calibration"
-            )
+        if self.calibrate and self.forecast is not None:
+            self.forecast.check_calibrated()
         check_bounds(self)
         check_rates(self.rates)
         _check_tuning(self.tune, self.tune_seeds, self.seeds)

@@ -1,9 +1,9 @@
-"""Evaluation of a finished run for a comparison: losses, boundaries, rates and forecasts, measured once and stored."""
+"""Evaluation of a finished run for a comparison: losses, boundaries and rates, measured once and stored."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +12,21 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from tokenv.compare.config import EvaluationRequest
-from tokenv.config import registry
-from tokenv.config.components import Components
+from tokenv.compare.store import read_run
+from tokenv.config.build import reads_ahead
+from tokenv.config.components import Components, build_references
 from tokenv.config.hardware import prepare
 from tokenv.config.schema import Config
 from tokenv.core import checkpoints, keys
 from tokenv.core.checkpoints import read_json, write_json
 from tokenv.core.conversion import Figure, from_dict
 from tokenv.core.errors import UserError
-from tokenv.core.rates import mean_rate
+from tokenv.core.plugins import import_object
 from tokenv.core.run_folders import DIGESTS
 from tokenv.core.sequences import SequenceBatch
 from tokenv.core.trust import MAX_JSON_BYTES, open_regular
+from tokenv.data.config import DataConfig
 from tokenv.data.corpus import Corpus, load_corpus
-from tokenv.data.tokenizer import train_bpe
 from tokenv.evaluation.boundary_stats import BoundaryStats, compute_boundary_stats
 from tokenv.evaluation.calibration import calibrate, evaluate_rates, split_for_calibration
 from tokenv.evaluation.evaluator import (
@@ -36,18 +37,10 @@ from tokenv.evaluation.evaluator import (
     evaluate_sequences,
     shift_noise,
 )
-from tokenv.evaluation.loaded_run import load_run
-from tokenv.series.baseline_models import find_season, fit_peers, naive_baselines
-from tokenv.series.config import DirectHeadConfig, ForecastRequest
-from tokenv.series.contexts import held_out_windows
-from tokenv.series.forecaster import check_forecast, make_forecasts
-from tokenv.series.patches import SeriesExcerpt, make_excerpts
-from tokenv.series.scores import ScoreAccumulator
-from tokenv.series.windows import SeriesData
+from tokenv.evaluation.loaded_run import LoadedRun, load_run
 
 FILE = "assessment.json"
-VERSION = 4
-QUANTILES = (0.1, 0.5, 0.9)  # the outermost ones bound the interval whose coverage is reported
+VERSION = 5
 
 
 @dataclass(frozen=True)
@@ -138,34 +131,33 @@ class RateEvaluation:
 
 
 @dataclass(frozen=True)
-class Forecasts:
-    """Errors of forecasts of test windows, for values standardised by the training steps.
+class DrawnBoundaries:
+    """A run and the boundaries which it draws in B held-out sequences of T + 1 symbols.
 
     Attributes:
-        horizon: steps of each forecast.
-        total: number of test windows in the data.
-        cluster: cluster of every window; windows of one cluster depend on one another.
-        error: ``mse``, ``mae``, ``crps`` and ``inside`` (share of values within the 80% interval) of every window.
-        peers: ``mse`` and ``mae`` of every window by the name of a baseline.
+        trained: the run.
+        corpus: source of held-out sequences.
+        request: what to measure.
+        options: how the run is evaluated; with the shift of its logits if it was calibrated.
+        held_out: the sequences.
+        prob_BT: probability of a boundary.
+        action_BT: drawn boundaries, 0 or 1.
     """
 
-    horizon: int
-    total: int
-    cluster: list[int]
-    error: dict[str, list[Figure]]
-    peers: dict[str, dict[str, list[Figure]]]
-
-    def __post_init__(self) -> None:
-        for figures in (self.error, *self.peers.values()):
-            if any(len(each) != len(self.cluster) for each in figures.values()):
-                raise UserError(
-                    f"expected {len(self.cluster)} errors of every kind, one for each forecast"
-                )
+    trained: LoadedRun
+    corpus: Corpus
+    request: EvaluationRequest
+    options: EvalOptions
+    held_out: SequenceBatch
+    prob_BT: Tensor
+    action_BT: Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RunEvaluation:
-    """Scores of one run on held-out data.
+    """Scores of one run on held-out data; this class is for text, and others are derived from it.
+
+    A kind of data names its class (``DataKind.evaluation``), whose further fields are what only that kind has.
 
     Attributes:
         version: version of this file's layout.
@@ -174,20 +166,17 @@ class RunEvaluation:
         fingerprint: fingerprint of the data.
         unit: the codec's unit of the losses, such as ``bits_per_byte``.
         loss: share of every held-out sequence in the loss; their mean is the run's validation loss.
-        document: index of every sequence's document; for series, of its group.
+        document: index of every sequence's document, or of its group.
         loss_early: loss of the early exit; None where the run does not train one.
-        loss_test: loss on the test windows of a series; None where there are none.
         boundary_rate: boundaries per symbol.
         calibration: scores before calibration, all others being after it; None if calibration was not requested or
             the agent's rate is fixed.
         token_lengths: entry l - 1 counts the tokens of l symbols; the last entry counts all longer ones, too.
-        agreement: reference (``whitespace``, ``bpe``, ``true tokens``, ``change points``) to the agreement of the drawn
+        agreement: reference, such as ``whitespace``, ``bpe`` or ``true tokens``, to the agreement of the drawn
             boundaries with it.
-        passages: first sequences of text.
-        windows: first sequences of series.
-        learned: boundary statistics of text; None for series.
         at_rates: scores at the rates of ``evaluation_request``, in that order.
-        forecast: forecast errors; None if they were not requested.
+        passages: first sequences of text.
+        learned: boundary statistics of text.
     """
 
     version: int
@@ -198,22 +187,66 @@ class RunEvaluation:
     loss: list[Figure]
     document: list[int]
     loss_early: Figure | None
-    loss_test: Figure | None
     boundary_rate: Figure
     calibration: Calibration | None
     token_lengths: list[int]
     agreement: dict[str, Agreement]
-    passages: list[Passage]
-    windows: list[SeriesExcerpt]
-    learned: Learned | None = None
     at_rates: list[RateEvaluation] = field(default_factory=list)
-    forecast: Forecasts | None = None
+    passages: list[Passage] = field(default_factory=list)
+    learned: Learned | None = None
 
     def __post_init__(self) -> None:
         if not self.loss or len(self.loss) != len(self.document):
             raise UserError(
                 f"{len(self.loss)} losses of {len(self.document)} sequences: expected one of each"
             )
+
+    @classmethod
+    def measure(cls, drawn: DrawnBoundaries) -> dict[str, Any]:
+        """Return the fields which only runs on this kind of data have."""
+        symbol_BT = drawn.held_out.symbol_BN[:, :-1]
+        count = drawn.request.passages
+        shown = (symbol_BT[:count], drawn.prob_BT[:count], drawn.action_BT[:count])
+        passages = []
+        for symbol_T, prob_T, action_T in zip(*shown, strict=True):
+            text = bytes(symbol_T.tolist()).decode("latin-1")
+            passages.append(Passage(text, prob_T.tolist(), action_T.tolist()))
+        stats = compute_boundary_stats(symbol_BT, drawn.action_BT, drawn.prob_BT)
+        return {"passages": passages, "learned": Learned.of(stats)}
+
+    @classmethod
+    def compare(cls, evaluations: Mapping[str, Mapping[int, Any]], reference: str) -> Any:
+        """Return what only methods on this kind of data are compared by, for the report; None for nothing.
+
+        Args:
+            evaluations: method to seed to the evaluation of that run.
+            reference: method whose pairs Holm's correction counts; empty for all pairs.
+        """
+        return None
+
+    def figures(self) -> dict[str, float]:
+        """Return the figures which only this kind of data has, by the name of their column of ``Comparison.runs``."""
+        figures = {}
+        if self.learned is not None:
+            for name, (share, boundaries) in self.learned.classes.items():
+                figures[f"share of {name}"] = share
+                figures[f"boundaries after {name}"] = boundaries
+        return figures
+
+    def facts(self, data: DataConfig) -> dict[str, str]:
+        """Return what a report says of how only this kind of data was measured, by topic."""
+        return {}
+
+    def reads_ahead(self, config: Config) -> bool:
+        """Return whether the boundaries of the run depend on symbols which are still to be predicted."""
+        return reads_ahead(config.agent)
+
+
+def evaluation_class(data: DataConfig) -> type[RunEvaluation]:
+    """Return the class of what is measured of runs on these data."""
+    if data.options.evaluation is None:
+        return RunEvaluation
+    return import_object(data.options.evaluation)
 
 
 def save_evaluation(evaluation: RunEvaluation, folder: Path) -> None:
@@ -242,9 +275,13 @@ def load_evaluation(folder: Path, evaluation_request: EvaluationRequest) -> RunE
         folder: folder of the run.
         evaluation_request: what to measure.
     """
+    run = read_run(folder)
+    if run is None:
+        return None
     try:
         checkpoint = checkpoints.find(folder)
-        stored = from_dict(RunEvaluation, read_json(folder / FILE, _owner(checkpoint)))
+        values = read_json(folder / FILE, _owner(checkpoint))
+        stored = from_dict(evaluation_class(run.config.data), values)
     except (OSError, ValueError, TypeError):
         # there is none, or it is damaged, without a digest, or another run's or version's
         return None
@@ -272,67 +309,57 @@ def evaluate_run(folder: Path, evaluation_request: EvaluationRequest) -> RunEval
     return evaluation
 
 
-def _measure(folder: Path, evaluation_request: EvaluationRequest) -> RunEvaluation:
+def _measure(folder: Path, request: EvaluationRequest) -> RunEvaluation:
     # figures of a shorter training would mislead
     trained = load_run(str(folder), "latest", fall_back=False)
     config = trained.config
     parts = trained.components
     prepare(config.hardware)
     corpus = load_corpus(config.data)
-    series = _series_of(corpus)
     held_out = corpus.validation(config.validation.sequences)
+    options = EvalOptions(config.validation.batch_size)
     bias = None
+    calibration = None
     # methods which do not learn are measured on the same sequences
-    if evaluation_request.calibrate:
+    if request.calibrate:
         held_out, own = split_for_calibration(corpus, config.validation.sequences)
         if parts.agent.trainable:
-            bias = calibrate(parts, own, config.rate, EvalOptions(config.validation.batch_size))
+            bias = calibrate(parts, own, config.rate, options)
+        if bias is not None:
+            plain = evaluate(parts, held_out, options)
+            calibration = Calibration(bias, plain.loss, plain.boundary_rate)
+            options = replace(options, logit_bias=bias)
+    kind = evaluation_class(config.data)
     references = {}
-    if series is None:
-        references = _reference_agents(config, corpus, evaluation_request.bpe_vocabulary)
-    options = EvalOptions(config.validation.batch_size, logit_bias=bias or 0.0)
+    if config.data.options.references:
+        validation = replace(config.validation, bpe_vocabulary=request.bpe_vocabulary)
+        references = build_references(replace(config, validation=validation), corpus)
 
     def draw_references(td: TensorDictBase) -> dict[str, Tensor]:
         noise_BT = torch.zeros(td.shape, device=td.device)
         return {name: agent.draw(td, noise_BT)[keys.ACTION] for name, agent in references.items()}
 
     scores = evaluate_sequences(parts, held_out, options, measure=draw_references)
-    action_BT = scores.action_BT
     prob_BT = shift_noise(scores.boundary_prob_BT, -options.logit_bias)
-    calibration = None
-    if bias is not None:
-        plain = evaluate(parts, held_out, EvalOptions(config.validation.batch_size))
-        calibration = Calibration(bias, plain.loss, plain.boundary_rate)
-    passages = evaluation_request.passages
-    shown = (held_out, prob_BT[:passages], action_BT[:passages])
-    of_kind: dict[str, Any] = {"passages": [], "windows": [], "loss_test": None}
-    if series is None:
-        of_kind["passages"] = _passages(*shown)
-        of_kind["learned"] = Learned.of(
-            compute_boundary_stats(held_out.symbol_BN[:, :-1], action_BT, prob_BT)
-        )
-    else:
-        of_kind["windows"] = make_excerpts(*shown)
-        of_kind["loss_test"] = _test_loss(parts, series, config, options)
-        if (forecast := evaluation_request.forecast) is not None:
-            of_kind["forecast"] = _score_forecasts(
-                config, parts, series, forecast, options.logit_bias
-            )
-    return RunEvaluation(
+    drawn = DrawnBoundaries(trained, corpus, request, options, held_out, prob_BT, scores.action_BT)
+    loss_early = None
+    if scores.loss_early_B is not None:
+        loss_early = scores.loss_early_B.mean().item()
+    return kind(
         version=VERSION,
         checkpoint=trained.path.name,
-        evaluation_request=evaluation_request,
+        evaluation_request=request,
         fingerprint=corpus.fingerprint,
         unit=parts.lm.codec.unit,
         loss=scores.loss_B.tolist(),
         document=held_out.document_B.tolist(),
-        loss_early=None if scores.loss_early_B is None else scores.loss_early_B.mean().item(),
+        loss_early=loss_early,
         boundary_rate=scores.boundary_rate,
         calibration=calibration,
-        token_lengths=token_lengths(action_BT, config.data.options.longest_token),
+        token_lengths=token_lengths(scores.action_BT, config.data.options.longest_token),
         agreement=_agreements(scores, held_out, config.data.options),
-        at_rates=at_rates(parts, config, evaluation_request.rates, corpus),
-        **of_kind,
+        at_rates=at_rates(parts, config, request.rates, corpus),
+        **kind.measure(drawn),
     )
 
 
@@ -389,40 +416,6 @@ def at_rates(
     ]
 
 
-def _series_of(corpus: Corpus) -> SeriesData | None:
-    """Return the series of a corpus; None if it is of another kind."""
-    if isinstance(corpus.dataset, SeriesData):
-        return corpus.dataset
-    return None
-
-
-def _test_loss(
-    parts: Components, series: SeriesData, config: Config, options: EvalOptions
-) -> float | None:
-    try:
-        test = series.test(config.validation.sequences)
-    except ValueError:  # too short for a window
-        return None
-    return evaluate(parts, test, options).loss
-
-
-def _passages(held_out: SequenceBatch, prob_BT: Tensor, action_BT: Tensor) -> list[Passage]:
-    return [
-        Passage(bytes(symbol_N[:-1].tolist()).decode("latin-1"), prob_T.tolist(), action_T.tolist())
-        for symbol_N, prob_T, action_T in zip(held_out.symbol_BN, prob_BT, action_BT, strict=False)
-    ]
-
-
-def _reference_agents(config: Config, corpus: Corpus, bpe_vocabulary: int) -> dict[str, Any]:
-    """Return agents by name which draw familiar boundaries in text."""
-    sections = {"whitespace": {}, "bpe": {"tokenizer": str(train_bpe(corpus, bpe_vocabulary))}}
-    context = {"rate": mean_rate(config.rate), "seq_len": config.data.seq_len}
-    return {
-        name: registry.build("agent", {"name": name} | options, registry.AGENTS, **context)
-        for name, options in sections.items()
-    }
-
-
 def _agreement(action_BT: Tensor, reference_BT: Tensor, tolerance: int = 0) -> Agreement:
     """Compare boundaries without the first symbol, where every agent draws one."""
     scores = boundary_scores(action_BT[:, 1:].bool(), reference_BT[:, 1:].bool(), tolerance)
@@ -440,57 +433,3 @@ def token_lengths(action_BT: Tensor, longest: int) -> list[int]:
     same_row = row[1:] == row[:-1]
     length = (position[1:] - position[:-1])[same_row].clamp(max=longest)
     return torch.bincount(length, minlength=longest + 1)[1:].tolist()
-
-
-def check_forecast_request(config: Config, request: ForecastRequest) -> tuple[int, int]:
-    """Return the steps of history which forecasts continue, and those to forecast, if a run can make the forecasts.
-
-    Raises:
-        UserError: the data are text, the direct head predicts fewer steps, the sequences or the memory are too short,
-            or the season is longer than a history.
-    """
-    if config.data.kind != "series":
-        raise UserError(
-            f"forecast with data.kind = {config.data.kind!r}: expected series, or leave forecast out"
-        )
-    predicted = DirectHeadConfig.of(config.codec).horizon
-    if request.horizon is None and not predicted:
-        raise UserError(
-            "forecast.horizon is null and codec.horizon = 0: expected one of them, the steps to forecast or those that "
-            "a direct head predicts"
-        )
-    horizon = request.horizon or predicted
-    history = check_forecast(
-        config, horizon, samples=request.samples, direct=request.direct, season=request.season
-    )
-    return history, horizon
-
-
-def _score_forecasts(
-    config: Config, parts: Components, data: SeriesData, request: ForecastRequest, logit_bias: float
-) -> Forecasts:
-    """Forecast test windows, with logits shifted by ``logit_bias``, and return the errors."""
-    history, horizon = check_forecast_request(config, request)
-    season = request.season or find_season(data.series, history)
-    contexts = held_out_windows(data, horizon, request.windows)
-    points = naive_baselines(horizon, season)
-    points |= fit_peers(request.peers, data, horizon)
-    scores = ScoreAccumulator(QUANTILES)
-    how = EvalOptions(logit_bias=logit_bias)
-    samples = request.samples
-    direct = request.direct
-    for batch in make_forecasts(
-        parts, contexts, points, QUANTILES, how, samples=samples, direct=direct
-    ):
-        scores.add(batch.forecast.distribution, batch.quantile_BQHC, batch.batch, batch.point_BHC)
-    error, cluster_W = scores.each()
-    peers: dict[str, dict[str, list[float]]] = {}
-    for peer in points:
-        peers[peer] = {name: error[f"{name} {peer}"].tolist() for name in ("mse", "mae")}
-    return Forecasts(
-        horizon=horizon,
-        total=contexts.total,
-        cluster=cluster_W.tolist(),
-        error={name: error[name].tolist() for name in ("mse", "mae", "crps", "inside")},
-        peers=peers,
-    )

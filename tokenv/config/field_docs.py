@@ -66,7 +66,10 @@ def keys_of(kind: type, prefix: str = "") -> Iterator[Key]:
                 f"a name that tokenv list {kind_name}s shows",
             )
         else:
-            expected = item.metadata.get("expected", in_words(hints[item.name]))
+            hint = hints[item.name]
+            if hint is Any and "hint" in item.metadata:
+                hint = item.metadata["hint"]("")
+            expected = item.metadata.get("expected", in_words(hint))
             yield Key(name, default, descriptions[item.name], expected)
 
 

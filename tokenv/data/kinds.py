@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any, ClassVar
 
-from tokenv.core.conversion import type_hints
+from tokenv.core.conversion import hint_at, type_hints
 from tokenv.core.errors import UserError, suggest
 from tokenv.core.plugins import Registry, construct, find
 from tokenv.core.terminology import TEXT, Terminology
@@ -33,6 +34,11 @@ class DataKind:
             ``package.module:function``. Its arguments are a run's configuration, the number of steps, and the numbers
             of samples; it returns what is forecast, in words, and by name the number of forecasts in a batch and the
             function which makes them. None if there is nothing to forecast.
+        evaluation: class of what a comparison measures of a run, as ``package.module:Class``, derived from
+            ``tokenv.compare.run_evaluation.RunEvaluation``; None for that of text.
+        report: class of what the report of a comparison shows of it, derived from
+            ``tokenv.compare.report.kind_report.KindReport``; None for that of text.
+        forecast: dataclass of a comparison's section ``forecast``; None for data which are not forecast.
     """
 
     words: ClassVar[Terminology]
@@ -45,6 +51,9 @@ class DataKind:
     draw_picture: ClassVar[str | None] = None
     model: ClassVar[str | None] = None
     forecast_work: ClassVar[str | None] = None
+    evaluation: ClassVar[str | None] = None
+    report: ClassVar[str | None] = None
+    forecast: ClassVar[type | None] = None
 
     @property
     def boundary_tolerance(self) -> int:
@@ -71,6 +80,12 @@ class DataKind:
 
     def check_run(self, config: Any, codec: Any) -> None:
         """Check a run's configuration and its codec together; raise a UserError if they do not fit."""
+
+    def check_forecast(self, config: Any, request: Any) -> None:
+        """Check that a run can make the forecasts which a comparison requests; raise a UserError if it cannot."""
+        raise UserError(
+            f"forecast with data.kind = {config.data.kind!r}: expected series, or leave forecast out"
+        )
 
     def prepare_model(self, lm: Any, dataset: Any) -> None:
         """Set what a new model, a ``tokenv.lm.unet.UNet``, takes from the data before its first update."""
@@ -146,3 +161,12 @@ def option_hint(name: str) -> Any:
         if name in hints:
             return hints[name]
     return Any
+
+
+def forecast_hint(key: str = "") -> Any:
+    """Return the annotation of a comparison's section ``forecast``, or of a key in it; None where nothing forecasts."""
+    options = (kind.forecast for kind in all_kinds().values() if kind.forecast is not None)
+    section = next(options, NoneType)
+    if key:
+        return hint_at(section, key)
+    return section | None

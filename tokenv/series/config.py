@@ -162,3 +162,11 @@ class ForecastRequest:
 
     def __post_init__(self) -> None:
         check_bounds(self, "forecast.")
+
+    def check_calibrated(self) -> None:
+        """Raise an error unless these forecasts can be made at a shifted rate, by runs which are calibrated."""
+        if not self.direct:
+            raise UserError(
+                "calibrate = True with forecast.direct = False: expected direct forecasts, which alone are made at a "
+                "shifted rate, or no calibration"
+            )

@@ -10,7 +10,13 @@ from tokenv.core.errors import UserError
 from tokenv.core.terminology import Terminology
 from tokenv.data.config import HUB_PREFIX, DataConfig
 from tokenv.data.kinds import DataKind
-from tokenv.series.config import SUFFIXES, SYNTHETIC_SERIES, DirectHeadConfig, SeriesConfig
+from tokenv.series.config import (
+    SUFFIXES,
+    SYNTHETIC_SERIES,
+    DirectHeadConfig,
+    ForecastRequest,
+    SeriesConfig,
+)
 
 WORDS = Terminology("series", "step", "patch", "patches", "group", "change points")
 
@@ -27,6 +33,9 @@ class SeriesKind(SeriesConfig, DataKind):
     draw_picture: ClassVar[str] = "tokenv.series.report:draw_held_out_patches"
     model: ClassVar[str] = "tokenv.series.frames:SeriesModel"
     forecast_work: ClassVar[str] = "tokenv.series.forecast_speed:prepare_forecasts"
+    evaluation: ClassVar[str] = "tokenv.series.series_comparison:SeriesEvaluation"
+    report: ClassVar[str] = "tokenv.series.comparison_report:SeriesReport"
+    forecast: ClassVar[type] = ForecastRequest
 
     @property
     def boundary_tolerance(self) -> int:
@@ -89,6 +98,12 @@ class SeriesKind(SeriesConfig, DataKind):
         from tokenv.series.baseline_models import fit_to_training_steps
 
         fit_to_training_steps(lm, dataset)
+
+    def check_forecast(self, config: Any, request: ForecastRequest) -> None:
+        """Check that a run can make the forecasts which a comparison requests; see ``check_forecast_request``."""
+        from tokenv.series.series_comparison import check_forecast_request
+
+        check_forecast_request(config, request)
 
     def check_run(self, config: Any, codec: Any) -> None:
         """Check that forecasts by the direct head, and covariates, fit the windows.

@@ -370,14 +370,6 @@ def compute_length_shares(comparison: Comparison, method: str) -> np.ndarray:
     return np.zeros(0)
 
 
-def compute_test_error(comparison: Comparison, method: str) -> float:
-    """Return the standard error over seeds of the loss on the test split; NaN if fewer than two are known."""
-    losses = comparison.runs.loss_test[comparison.runs.method == method].dropna()
-    if len(losses) > 1:
-        return float(np.std(losses, ddof=1)) / math.sqrt(len(losses))
-    return math.nan
-
-
 def list_passages(method: ComparedMethod) -> list[list[Character]]:
     """Return the passages with the boundaries of the method's first seed."""
     passages = []

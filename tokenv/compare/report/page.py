@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -22,42 +22,26 @@ from tokenv.compare.report.aggregate import (
     rank_by_seed,
     sort_methods,
 )
+from tokenv.compare.report.kind_report import Section, Summary, kind_report
 from tokenv.compare.report.pictures import draw_pictures, draw_ranks
 from tokenv.compare.report.table import Column, Table
-from tokenv.compare.score_statistics import add_reversed_pairs, describe_difference
+from tokenv.compare.score_statistics import describe_difference
 from tokenv.core.atomic import write_atomically
-from tokenv.core.terminology import TEXT, Terminology
 from tokenv.plotting.characters import escape, escape_line
 from tokenv.plotting.figures import Picture
 from tokenv.plotting.html import coloured, legend, render
-from tokenv.plotting.theme import in_words
 
-_NOTES_ON_TEXT = (
-    "BPE guidance reads ahead: the end of a BPE token depends on bytes which are not yet predicted, even with its "
-    "boundaries moved right by one. Joint bits add what such boundaries cost where a policy which imitates them "
-    "throughout, named beside, predicts them from the past; of causal methods they are the bits per byte.",
-)
-_NOTES_ON_SERIES = (
-    "Methods are ordered by the loss on validation windows, which come before the test windows in time: choose by "
-    "validation, and report test.",
-    "Dependent windows are of one group: those at the same time, or those of one synthetic series.",
-)
 T = TypeVar("T")
 _MAX_OPEN = 6  # sentences on pairs which are shown without a click
 METRICS = ("area", "boundary_rate", "loss_raw", "boundary_rate_raw", "flops", "seconds")
-TRUE_BOUNDARIES = ("true tokens", "change points")
 
 
-def write_notes(words: Terminology, unit: str) -> list[str]:
-    """Return sentences on how to read the figures.
-
-    Args:
-        words: names of symbols, tokens and so on.
-        unit: unit of the losses, as metrics are named.
-    """
+def write_notes(comparison: Comparison) -> list[str]:
+    """Return sentences on how to read the figures."""
+    words = comparison.words
     data = words.data
     documents = f"{words.document}s"
-    losses = in_words(unit).capitalize()
+    losses = comparison.unit_in_words.capitalize()
     return [
         f"{losses} are of held-out {data}, with boundaries drawn as in training. ± is always the standard error over "
         f"seeds: how much another seed may change a figure. The error over {documents}, how much other held-out {data} "
@@ -75,7 +59,7 @@ def write_notes(words: Terminology, unit: str) -> list[str]:
         "Verdicts and intervals are not corrected for the number of pairs: of twenty pairs which do not differ, one "
         "will seem to. Holm's corrected p-values are: if all pairs with one below 0.05 are taken to differ, the "
         "probability that any of them does not is at most 5%.",
-        *(_NOTES_ON_TEXT if words == TEXT else _NOTES_ON_SERIES),
+        *kind_report(comparison).notes,
         "The loss at equal FLOPs is read from the curves where the cheapest run ends. The learning rate of a longer "
         "training has not come down yet there: a training of that length would have reached less.",
         f"FLOPs are 6 per matrix parameter for every {words.symbol} or {words.token}, which is the paper's rule, and "
@@ -98,6 +82,9 @@ def comparison_page(comparison: Comparison, pictures: Mapping[str, Picture]) -> 
     scale = compute_colour_scale(comparison)
     passages = {method.name: list_passages(method) for method in comparison.methods}
     settings = {method.name: describe_settings(method) for method in comparison.methods}
+    sections = []
+    for section in kind_report(comparison).sections(pictures):
+        sections.append(_render_section(comparison, section))
 
     def colour_passage(index: int) -> list[tuple[Any, ...]]:
         def show(method: ComparedMethod) -> list[tuple[str, str, str]]:
@@ -132,9 +119,8 @@ def comparison_page(comparison: Comparison, pictures: Mapping[str, Picture]) -> 
         rate_losses=_number_rows(comparison, report_tables.rate_losses(comparison)),
         rate_differences=_number_rows(comparison, report_tables.rate_differences(comparison)),
         rates_reference=escape_line(comparison.rates_reference),
-        forecasts=_forecasts(comparison),
+        sections=sections,
         pictures={name: embed(picture) for name, picture in pictures.items()},
-        windows=[name for name in pictures if name.startswith("window-")],
         references=[escape(name) for name in comparison.references],
         agreements=_render_table(comparison, report_tables.agreements_table(comparison)),
         boundaries=_render_table(comparison, report_tables.boundaries_table(comparison)),
@@ -142,36 +128,31 @@ def comparison_page(comparison: Comparison, pictures: Mapping[str, Picture]) -> 
             (f"held-out passage {i + 1}", colour_passage(i))
             for i in range(max(map(len, passages.values())))
         ],
-        notes=write_notes(comparison.words, comparison.unit),
+        notes=write_notes(comparison),
         **legend(scale),
     )
 
 
-def _forecasts(comparison: Comparison) -> dict[str, Any] | None:
-    """Return what the page shows of forecasts; None if there are none."""
-    forecasts = comparison.forecasts
-    if forecasts is None:
-        return None
-    table = forecasts.table
-    pairs = add_reversed_pairs(forecasts.differences["mse"])
-
-    def compare(row: str, other: str) -> report_tables.Cell | None:
-        if row == other:
-            return None
-        return report_tables.difference_cell(row, other, pairs[row, other], "MSE")
-
-    methods = table.forecaster[table.is_method]
-    forecasts_table = report_tables.forecasts_table(forecasts)
-    matrix = []
-    for row in methods:
-        matrix.append((escape_line(row), [compare(row, other) for other in table.forecaster]))
-    return {
-        "title": escape(forecasts_table.title),
-        "conclusion": [escape(line) for line in report_tables.describe_forecasts(forecasts)],
-        "table": _render_table(comparison, forecasts_table),
-        "names": [escape_line(name) for name in table.forecaster],
-        "matrix": matrix,
+def _render_section(comparison: Comparison, section: Section) -> dict[str, Any]:
+    """Return what the page shows of a section."""
+    shown: dict[str, Any] = {
+        "heading": escape(section.heading),
+        "last": section.last,
+        "conclusion": [escape(line) for line in section.conclusion],
+        "note": section.note,
+        "pictures": section.pictures,
+        "table": None,
+        "matrix": None,
     }
+    if section.table is not None:
+        shown["table"] = _render_table(comparison, section.table)
+    if section.matrix is not None:
+        shown["matrix"] = {
+            "title": section.matrix.title,
+            "columns": [escape_line(name) for name in section.matrix.columns],
+            "rows": [(None, escape_line(name), cells) for name, cells in section.matrix.rows],
+        }
+    return shown
 
 
 def _render_table(
@@ -301,7 +282,10 @@ def summary_table(comparison: Comparison, reference: str) -> Table:
 
 def find_true_boundaries(comparison: Comparison) -> str | None:
     """Return the name of the true boundaries with which drawn ones were compared; None if there are none."""
-    return next((name for name in TRUE_BOUNDARIES if name in comparison.references), None)
+    name = comparison.words.true_boundaries
+    if name in comparison.references:
+        return name
+    return None
 
 
 def _order_methods(tables: Mapping[str, Table]) -> list[str]:
@@ -313,26 +297,36 @@ def _order_methods(tables: Mapping[str, Table]) -> list[str]:
     return sorted(shares, key=lambda name: (-len(shares[name]), finite_mean(shares[name])))
 
 
-def _forecasts_by_protocol(
-    comparisons: Mapping[str, Comparison],
-) -> list[tuple[str, list[list[str]]]]:
-    """Return MSE and MAE of every forecaster in every protocol, lowest mean MSE first; no cells where it has none."""
-    every: list[dict[str, list[str]]] = []
-    errors: dict[str, list[float]] = {}
-    for comparison in comparisons.values():
-        cells: dict[str, list[str]] = {}
-        if comparison.forecasts is not None:
-            table = report_tables.forecasts_table(comparison.forecasts)
-            shown = [column for column in table.columns if column.key in ("mse", "mae")]
-            for name, row in table.rows():
-                cells[name] = [column.show(row) for column in shown]
-                errors.setdefault(name, []).append(row["mse"])
-        every.append(cells)
-    order = sorted(errors, key=lambda name: finite_mean(errors[name]))
+def _collect_summaries(comparisons: Mapping[str, Comparison]) -> dict[str, dict[str, Summary]]:
+    """Return the summaries of all protocols: name of the section to protocol to summary."""
+    collected: dict[str, dict[str, Summary]] = {}
+    for protocol, comparison in comparisons.items():
+        for section in kind_report(comparison).sections(()):
+            if section.summary is not None:
+                collected.setdefault(section.name, {})[protocol] = section.summary
+    return collected
+
+
+def _show_summaries(summaries: Mapping[str, Summary], protocols: Iterable[str]) -> dict[str, Any]:
+    """Return what the page shows of a section's summaries side by side; no cells where a protocol lacks a name."""
+    first = next(iter(summaries.values()))
+    cells: dict[str, dict[str, list[str]]] = {}
+    values: dict[str, list[float]] = {}
+    for protocol, summary in summaries.items():
+        columns = summary.table.shown()
+        for name, row in summary.table.rows():
+            cells.setdefault(name, {})[protocol] = [column.show(row) for column in columns]
+            values.setdefault(name, []).append(row[columns[0].key])
     rows = []
-    for name in order:
-        rows.append((escape_line(name), [cells.get(name, []) for cells in every]))
-    return rows
+    for name in sorted(values, key=lambda name: finite_mean(values[name])):
+        rows.append((escape_line(name), [cells[name].get(protocol, []) for protocol in protocols]))
+    return {
+        "heading": first.table.title,
+        "first": first.table.first,
+        "headers": first.table.headers(),
+        "rows": rows,
+        "note": first.note,
+    }
 
 
 def summary_page(
@@ -377,13 +371,16 @@ def summary_page(
                 "pictures": pictures,
             }
         )
+    sections = []
+    for summaries in _collect_summaries(comparisons).values():
+        sections.append(_show_summaries(summaries, comparisons))
     return render(
         "compare/report/summary.html.jinja",
         title=f"{len(comparisons)} protocols",
         reference=escape_line(reference),
         protocols=protocols,
         rows=rows,
-        forecasts=_forecasts_by_protocol(comparisons),
+        sections=sections,
     )
 
 
@@ -439,12 +436,9 @@ def write_reports(
         for name, comparison in comparisons.items()
     }
     summary = _write_protocols(folder / "summary.csv", tables)
-    forecasts = {}
-    for name, comparison in comparisons.items():
-        if comparison.forecasts is not None:
-            forecasts[name] = report_tables.forecasts_table(comparison.forecasts).for_file()
-    if forecasts:
-        written.insert(0, _write_protocols(folder / "forecasts.csv", forecasts))
+    for name, summaries in _collect_summaries(comparisons).items():
+        frames = {protocol: each.table.for_file() for protocol, each in summaries.items()}
+        written.insert(0, _write_protocols(folder / f"{name}.csv", frames))
     return [page, summary, *written]
 
 

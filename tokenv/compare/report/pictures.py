@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 
 import matplotlib as mpl
 import numpy as np
@@ -23,27 +22,21 @@ from tokenv.compare.report.aggregate import (
     compute_length_shares,
     describe_target_rates,
     draw_lines,
-    format_number,
     label_rows,
     rank_by_seed,
     sort_methods,
 )
+from tokenv.compare.report.kind_report import kind_report
 from tokenv.compare.report.report_tables import OWN_RATE, rate_columns
 from tokenv.compare.robust_statistics import MIN_SEEDS
 from tokenv.compare.score_statistics import apply_holm
-from tokenv.compare.score_tables import ForecastComparison
 from tokenv.evaluation.calibration import CALIBRATED
 from tokenv.plotting.characters import escape_line
 from tokenv.plotting.figures import Picture, draw_both, legend_below, short
 from tokenv.plotting.theme import BLUE, GREY, ORANGE
-from tokenv.series.patches import SeriesExcerpt
-from tokenv.series.report import draw_windows
 
 VERDICTS = {"better": BLUE, "worse": ORANGE, "not separable": GREY}
 
-_ROW = 1.15
-_REST = 0.9  # inches of a method in a window's picture, and of axis and legend
-_FAR = 1.5  # forecasts with more than this times the highest MSE of a method are beyond the axis
 _BAND = "band from the lowest to the highest seed"
 _SPIKE = 0.5  # larger shares of tokens of one length would flatten all other methods' lines
 
@@ -357,95 +350,22 @@ def draw_rates(comparison: Comparison) -> Picture | None:
     return draw_lines(comparison, "rates", caption, curves, finish)
 
 
-def draw_forecasts(forecasts: ForecastComparison, colours: Mapping[str, str]) -> Picture:
-    """Draw the MSE of every forecaster, each seed as a ring.
-
-    Args:
-        forecasts: what to draw.
-        colours: method to its colour; others are in the page's ink.
-    """
-    rows = forecasts.table.to_dict("records")
-    largest = _FAR * max(row["mse"] for row in rows if row["is_method"])
-
-    def draw(figure: Figure) -> None:
-        axes = figure.subplots()
-        ink = mpl.rcParams["text.color"]
-        for y, row in enumerate(rows):
-            mse = row["mse"]
-            error = row["mse_seed_error"]
-            colour = colours.get(row["forecaster"], ink)
-            if mse > largest:
-                axes.annotate(
-                    f"{format_number(mse, '.3f')} →", (0.99, y), xycoords=("axes fraction", "data"), ha="right",
-                    va="center", color=colour, fontsize="small",
-                )  # fmt: skip
-                continue
-            if math.isfinite(error):
-                axes.plot(
-                    (mse - error, mse + error),
-                    (y, y),
-                    color=colour,
-                    lw=6,
-                    alpha=0.35,
-                    solid_capstyle="butt",
-                )
-            seeds = forecasts.seed_mse.get(row["forecaster"], [])
-            axes.plot(seeds, [y + 0.24] * len(seeds), "o", color=colour, mfc="none", ms=3.5, mew=1)
-            axes.plot(
-                mse,
-                y,
-                "D" if row["is_method"] else "|",
-                color=colour,
-                ms=6 if row["is_method"] else 11,
-            )
-        label_rows(axes, [row["forecaster"] for row in rows])
-        axes.set_xlabel(f"MSE of {forecasts.horizon} steps, standardised (left is better)")
-
-    caption = (
-        "Mean squared error of forecasts of test windows: mean (diamonds), each seed (rings) and standard error over "
-        "seeds of the methods; baselines as strokes, as they have no seeds. Arrows: beyond the axis."
-    )
-    return draw_both("forecasts", caption, 1.0 + 0.3 * len(rows), draw)
-
-
-def _draw_windows(comparison: Comparison) -> Iterator[Picture]:
-    """Draw one picture a window, named ``window-1`` and so on, with one row a method, the best on top."""
-    firsts = {method.name: method.runs[0].evaluation.windows for method in sort_methods(comparison)}
-    for index in range(max(map(len, firsts.values()))):
-        known = {name: windows[index] for name, windows in firsts.items() if index < len(windows)}
-        rows = [replace(window, name=short(name)) for name, window in known.items()]
-
-        context = comparison.methods[0].runs[0].config.data.options.context
-
-        def draw(figure: Figure, rows: list[SeriesExcerpt] = rows, context: int = context) -> None:
-            entries = draw_windows(figure, rows, context)
-            legend_below(figure, list(entries.values()), list(entries))
-
-        caption = (
-            f"{escape_line(next(iter(known.values())).name)}, as the first seed of each method cuts it: bands are "
-            "patches, bars below them boundary probabilities."
-        )
-        yield draw_both(f"window-{index + 1}", caption, _REST + _ROW * len(rows), draw)
-
-
 def draw_pictures(comparison: Comparison) -> dict[str, Picture]:
     """Draw all pictures for which there are data.
 
     Returns:
-        Name to picture: ``methods``, ``differences``, ``ranks``, ``profiles``, ``rates``, ``forecasts``, ``loss-bytes``
+        Name to picture: ``methods``, ``differences``, ``ranks``, ``profiles``, ``rates``, ``loss-bytes``
         (of series ``loss-steps``), ``loss-flops``, ``boundary-rate``, ``neg-log-prob``, ``token-lengths``
-        (``patch-lengths``), ``window-1`` and so on, in this order; those without data are left out.
+        (``patch-lengths``), and those of the kind of data, in this order; those without data are left out.
     """
-    colours = {name: style.colour for name, style in assign_styles(comparison).items()}
     pictures = [
         _draw_losses(comparison),
         _draw_differences(comparison),
         draw_ranks(comparison),
         draw_profiles(comparison),
         draw_rates(comparison),
-        draw_forecasts(comparison.forecasts, colours) if comparison.forecasts else None,
         *_draw_training(comparison),
         _draw_lengths(comparison),
-        *_draw_windows(comparison),
+        *kind_report(comparison).draw(),
     ]
     return {picture.name: picture for picture in pictures if picture}

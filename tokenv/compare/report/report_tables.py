@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
 import rich.table
@@ -14,7 +14,6 @@ from rich.text import Text
 from tokenv.compare.comparison import AGREEMENT, ComparedMethod, Comparison, finite_mean
 from tokenv.compare.report.aggregate import (
     compute_length_shares,
-    compute_test_error,
     describe_result,
     find_look_ahead,
     find_losses_at_equal_flops,
@@ -24,15 +23,11 @@ from tokenv.compare.report.aggregate import (
     format_with_error,
     sort_methods,
 )
-from tokenv.compare.report.table import Column, Row, Table
+from tokenv.compare.report.kind_report import kind_report
+from tokenv.compare.report.table import Cell, Column, Row, Table
 from tokenv.compare.robust_statistics import Interval
-from tokenv.compare.score_statistics import (
-    Difference,
-    add_reversed_pairs,
-    describe_difference,
-    tabulate_differences,
-)
-from tokenv.compare.score_tables import DIFFERENCE, ForecastComparison
+from tokenv.compare.score_statistics import Difference, describe_difference, tabulate_differences
+from tokenv.compare.score_tables import DIFFERENCE
 from tokenv.evaluation.boundary_stats import CLASSES
 from tokenv.evaluation.calibration import NATIVE
 from tokenv.evaluation.text_report import show_whitespace
@@ -41,15 +36,6 @@ from tokenv.plotting.console import console, write_csv
 
 _TOKENS = 12  # most frequent tokens shown
 OWN_RATE = "its own"
-
-
-class Cell(NamedTuple):
-    """Cell of a table: its text, smaller text below it, its style class, and its tooltip."""
-
-    text: str
-    small: str = ""
-    style: str = ""
-    tip: str = ""
 
 
 def difference_cell(first: str, second: str, difference: Difference, unit: str) -> Cell:
@@ -88,9 +74,7 @@ def methods_table(comparison: Comparison) -> Table:
             Column("imitator", file="imitator"),
         ]
     columns.append(Column("each_seed", "each seed", terminal=False))
-    if comparison.has_test:
-        frame["test_error"] = [compute_test_error(comparison, method.name) for method in methods]
-        columns.append(Column("loss_test", "test ± seeds", error="test_error", file=f"test_{unit}"))
+    columns += kind_report(comparison).add_columns(frame)
     columns += [
         Column("area", "mean over training", terminal=False, file="area"),
         Column("loss_early", "early exit", file=f"{unit}_early"),
@@ -233,34 +217,6 @@ def values_table(options: Table) -> Table:
     return Table(options.title, "option", frame, [Column("values", "values")])
 
 
-def forecasts_table(forecasts: ForecastComparison) -> Table:
-    """Return the table of every forecaster, lowest MSE first; baselines have no errors over seeds."""
-    frame = forecasts.table.set_index("forecaster")
-
-    def show_inside(row: Row) -> str:
-        if row["is_method"]:
-            return format_number(100 * row["inside"], ".1f") + "%"
-        return "–"
-
-    columns = [Column(key, file=key) for key in ("is_method", "seeds", "horizon", "windows")]
-    headers = {"mse": "MSE ± seeds", "mae": "MAE ± seeds", "crps": "CRPS ± seeds"}
-    for score, header in headers.items():
-        columns.append(Column(score, header, error=f"{score}_seed_error", file=score))
-        columns.append(Column(f"{score}_seed_error", file=f"{score}_seed_error"))
-        window_error = f"{score}_window_error"
-        shown = ""
-        if score == "mse":
-            shown = "error over windows"
-        columns.append(Column(window_error, shown, file=window_error))
-    columns.append(Column("inside", "80% interval holds", show_inside, file="inside"))
-    for name in forecasts.baselines:
-        key = f"skill against {name}"
-        # needs wider pages
-        columns.append(Column(key, f"skill: {name}", "+.3f", terminal=False, file=key))
-    title = f"Forecasts of {forecasts.horizon} steps, {forecasts.windows:,} of {forecasts.total:,} test windows"
-    return Table(title, "forecaster", frame, columns)
-
-
 def rate_columns(comparison: Comparison) -> list[str]:
     """Return the requested rates, ascending, and last that of methods which take no request."""
     rates = comparison.rates
@@ -326,36 +282,6 @@ def _arrange_by_rate(
     return rows
 
 
-def describe_forecasts(forecasts: ForecastComparison) -> list[str]:
-    """Return sentences which compare the best method with all other forecasters, by MSE."""
-    best = next(row for row in forecasts.table.to_dict("records") if row["is_method"])
-    pairs = add_reversed_pairs(forecasts.differences["mse"])
-    name = best["forecaster"]
-    known = [
-        (escape_line(other), pairs[name, other])
-        for other in forecasts.table.forecaster
-        if (name, other) in pairs
-    ]
-    lowest = format_with_error(best["mse"], best["mse_seed_error"])
-    sentences = [f"{escape_line(name)} has the methods' lowest MSE: {lowest}."]
-    counted = sum(math.isfinite(pair.p_holm) for pair in forecasts.differences["mse"].values())
-    if not counted:
-        return [
-            *sentences,
-            "One seed is separable from nothing: how much another would change is unknown.",
-        ]
-    for verdict in ("better", "worse"):
-        names = [other for other, pair in known if pair.verdict == verdict]
-        if names:
-            sentences.append(
-                f"After Holm's correction for {counted} pairs it is {verdict} than {', '.join(names)}."
-            )
-    rest = [other for other, pair in known if pair.verdict == "not separable"]
-    if rest:
-        sentences.append(f"Not separable from it: {', '.join(rest)}.")
-    return sentences
-
-
 def rates_table(comparison: Comparison) -> rich.table.Table:
     """Return a table for a rich console, one line a method and way."""
     table = rich.table.Table(
@@ -385,9 +311,10 @@ def print_comparison(comparison: Comparison) -> None:
     for pair, difference in comparison.differences.items():
         if best.name in pair:
             terminal.print(f"- {describe_difference(*pair, difference, comparison.unit_in_words)}")
-    if comparison.forecasts is not None:
-        terminal.print(forecasts_table(comparison.forecasts).for_terminal())
-        for line in describe_forecasts(comparison.forecasts):
+    for section in kind_report(comparison).sections(()):
+        if section.table is not None:
+            terminal.print(section.table.for_terminal())
+        for line in section.conclusion:
             terminal.print(line)
     for run, reason in comparison.failed.items():
         terminal.print(f"did not finish: {escape_line(run)}: {reason}")
@@ -403,8 +330,8 @@ def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
     Returns:
         ``methods.csv``, best method first; ``runs.csv``; ``pairs.csv``; ``token-lengths.csv`` (of series
         ``patch-lengths.csv``), shares by method; ``options.csv``, the options in which methods differ, if there are
-        any; ``rates.csv`` if methods were measured at requested rates, ``forecasts.csv`` and ``forecast-pairs.csv`` if
-        there are forecasts. Losses are in columns of their unit's name.
+        any; ``rates.csv`` if methods were measured at requested rates; and those of the kind of data. Losses are in
+        columns of their unit's name.
     """
     words = comparison.words
     of_methods = [methods_table(comparison), robust_table(comparison), agreements_table(comparison)]
@@ -434,12 +361,10 @@ def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
         frames["rates.csv"] = comparison.rates[columns + DIFFERENCE].rename(
             columns={"loss": comparison.unit}
         )
-    if comparison.forecasts is not None:
-        by_score = {}
-        for score, differences in comparison.forecasts.differences.items():
-            by_score[score] = tabulate_differences(differences)
-        frames["forecasts.csv"] = forecasts_table(comparison.forecasts).for_file()
-        frames["forecast-pairs.csv"] = pd.concat(by_score, names=["score"]).reset_index()
+    for section in kind_report(comparison).sections(()):
+        if section.table is not None:
+            frames[f"{section.name}.csv"] = section.table.for_file()
+        frames |= section.files
     return [write_frame(folder / name, frame) for name, frame in frames.items()]
 
 

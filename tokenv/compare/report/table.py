@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import pandas as pd
 import rich.table
@@ -14,6 +14,15 @@ from tokenv.compare.report.aggregate import format_number, format_with_error
 from tokenv.plotting.characters import escape, escape_line
 
 Row = Mapping[str, Any]
+
+
+class Cell(NamedTuple):
+    """Cell of a page's table: its text, smaller text below it, its style class, and its tooltip."""
+
+    text: str
+    small: str = ""
+    style: str = ""
+    tip: str = ""
 
 
 @dataclass(frozen=True)
