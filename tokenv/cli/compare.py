@@ -33,7 +33,7 @@ class Compare(CompareOptions, Command):
         from tokenv.compare.command import check_methods, resolve_comparison
         from tokenv.compare.executors import check_executor
 
-        command = cls(**vars(resolve_comparison(names, updates)))
+        command = resolve_comparison(names, updates, cls)
         check_methods(command)
         if not command.runs:
             check_executor(command)

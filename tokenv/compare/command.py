@@ -293,12 +293,15 @@ def parse_comparison_arguments(
     return (merge(updates, {"methods": methods}) if methods else updates), files
 
 
-def resolve_comparison(names: list[str], updates: dict[str, Any]) -> CompareOptions:
+def resolve_comparison(
+    names: list[str], updates: dict[str, Any], kind: type[Any] = CompareOptions
+) -> Any:
     """Return the options of comparison files and the command line.
 
     Args:
         names: files or names of comparisons, later ones overriding earlier ones.
         updates: nested values of the command line, which override all files.
+        kind: class of the options, ``CompareOptions`` or one derived from it.
 
     Raises:
         UserError: an unknown file, key or value.
@@ -325,7 +328,7 @@ def resolve_comparison(names: list[str], updates: dict[str, Any]) -> CompareOpti
     values = merge(values, _name_methods(updates))
     if isinstance(values.get("tune"), dict):  # the command line reads dotted keys as nested ones
         values["tune"] = flatten(values["tune"])
-    options = from_dict(CompareOptions, as_lists(values))
+    options = from_dict(kind, as_lists(values))
     check_keys(options.common, "common", Config)
     options.split_protocols()
     return options

@@ -18,9 +18,9 @@ from tokenv.compare.report.aggregate import (
     label_rows,
     sort_methods,
 )
-from tokenv.compare.report.kind_report import KindReport, Matrix, Section, Summary
-from tokenv.compare.report.report_tables import difference_cell
-from tokenv.compare.report.table import Cell, Column, Row, Table
+from tokenv.compare.report.kind_report import KindReport, Section, Summary
+from tokenv.compare.report.report_tables import difference_matrix
+from tokenv.compare.report.table import Column, Row, Table
 from tokenv.compare.score_statistics import add_reversed_pairs, tabulate_differences
 from tokenv.plotting.characters import escape_line
 from tokenv.plotting.figures import Picture, draw_both, legend_below, short
@@ -102,6 +102,7 @@ def forecasts_section(forecasts: ForecastComparison) -> Section:
     for score, differences in forecasts.differences.items():
         by_score[score] = tabulate_differences(differences)
     table = forecasts_table(forecasts)
+    names = forecasts.table.forecaster
     summarised = []
     for column in table.columns:
         if column.key not in ("mse", "mae"):
@@ -116,7 +117,12 @@ def forecasts_section(forecasts: ForecastComparison) -> Section:
         "CRPS, which is the MAE for a single value. Naive baselines and DLinear forecast the same windows; they have "
         "no likelihood and no seeds, and are shown here only. Skill: 1 − MSE / that forecaster’s MSE.",
         pictures=("forecasts",),
-        matrix=_difference_matrix(forecasts),
+        matrix=difference_matrix(
+            "MSE of the row minus that of the column, window by window and seed by seed",
+            (list(names[forecasts.table.is_method]), list(names)),
+            add_reversed_pairs(forecasts.differences["mse"]),
+            "MSE",
+        ),
         summary=Summary(
             replace(table, title="Forecasts of test windows", columns=summarised),
             "Of values standardised by the training steps, all forecasters of a protocol on the same windows; lowest "
@@ -124,23 +130,6 @@ def forecasts_section(forecasts: ForecastComparison) -> Section:
         ),
         files={"forecast-pairs.csv": pd.concat(by_score, names=["score"]).reset_index()},
     )
-
-
-def _difference_matrix(forecasts: ForecastComparison) -> Matrix:
-    """Return the difference in MSE of every method from every other forecaster."""
-    pairs = add_reversed_pairs(forecasts.differences["mse"])
-    names = list(forecasts.table.forecaster)
-    rows = []
-    for row in forecasts.table.forecaster[forecasts.table.is_method]:
-        cells: list[Cell | None] = []
-        for other in names:
-            if row == other:
-                cells.append(None)
-            else:
-                cells.append(difference_cell(row, other, pairs[row, other], "MSE"))
-        rows.append((row, cells))
-    title = "MSE of the row minus that of the column, window by window and seed by seed"
-    return Matrix(title, names, rows)
 
 
 def forecasts_table(forecasts: ForecastComparison) -> Table:

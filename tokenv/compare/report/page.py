@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -25,7 +24,7 @@ from tokenv.compare.report.aggregate import (
 from tokenv.compare.report.kind_report import Section, Summary, kind_report
 from tokenv.compare.report.pictures import draw_pictures, draw_ranks
 from tokenv.compare.report.table import Column, Table
-from tokenv.compare.score_statistics import describe_difference
+from tokenv.compare.score_statistics import describe_difference, tabulate_differences
 from tokenv.core.atomic import write_atomically
 from tokenv.plotting.characters import escape, escape_line
 from tokenv.plotting.figures import Picture
@@ -33,7 +32,8 @@ from tokenv.plotting.html import coloured, legend, render
 
 T = TypeVar("T")
 _MAX_OPEN = 6  # sentences on pairs which are shown without a click
-METRICS = ("area", "boundary_rate", "loss_raw", "boundary_rate_raw", "flops", "seconds")
+OF_DIFFERENCE = ["difference", "low", "high", "p", "p_holm", "verdict"]
+METRICS = ["area", "boundary_rate", "loss_raw", "boundary_rate_raw", "flops", "seconds"]
 
 
 def write_notes(comparison: Comparison) -> list[str]:
@@ -82,6 +82,10 @@ def comparison_page(comparison: Comparison, pictures: Mapping[str, Picture]) -> 
     scale = compute_colour_scale(comparison)
     passages = {method.name: list_passages(method) for method in comparison.methods}
     settings = {method.name: describe_settings(method) for method in comparison.methods}
+    names = [method.name for method in sort_methods(comparison)]
+    unit = comparison.unit_in_words
+    both_ways = comparison.both_ways
+    matrix = report_tables.difference_matrix("", (names, names), both_ways, unit, explain=True)
     sections = []
     for section in kind_report(comparison).sections(pictures):
         sections.append(_render_section(comparison, section))
@@ -109,7 +113,7 @@ def comparison_page(comparison: Comparison, pictures: Mapping[str, Picture]) -> 
         options=_render_table(comparison, report_tables.options_table(comparison)),
         given_up=[escape(sentence) for sentence in comparison.given_up],
         targets=describe_target_rates(comparison),
-        matrix=_rows(comparison, lambda method: _difference_cells(method, comparison)),
+        matrix=_number_rows(comparison, matrix.rows),
         sentences=[
             escape(describe_difference(*pair, each, comparison.unit_in_words))
             for pair, each in comparison.differences.items()
@@ -193,27 +197,6 @@ def describe_settings(method: ComparedMethod) -> str:
     return ", ".join([*(["reads ahead"] if method.reads_ahead else []), *settings])
 
 
-def _difference_cells(
-    row: ComparedMethod, comparison: Comparison
-) -> list[report_tables.Cell | None]:
-    """Return the cells of a method's differences from every other; None from itself."""
-    cells: list[report_tables.Cell | None] = []
-    pairs = comparison.both_ways
-    for other in sort_methods(comparison):
-        difference = pairs.get((row.name, other.name))
-        if row is other:
-            cells.append(None)
-        elif difference is None:
-            cells.append(report_tables.Cell("–", style="unknown", tip="not compared"))
-        else:
-            cell = report_tables.difference_cell(
-                row.name, other.name, difference, comparison.unit_in_words
-            )
-            tip = f"{cell.tip} The cell is {escape_line(row.name)} − {escape_line(other.name)}."
-            cells.append(cell._replace(tip=tip))
-    return cells
-
-
 def embed(picture: Picture) -> dict[str, str]:
     """Return a picture as a page shows it: caption, and both variants as data."""
     light, dark = (
@@ -242,9 +225,7 @@ def summary_columns(comparison: Comparison) -> list[Column]:
         Column("flops", "FLOPs", ".2e", file="flops"),
         Column("seconds", "seconds", ",.0f", file="seconds"),
     ]
-    return columns + [
-        Column(key, file=key) for key in ("difference", "low", "high", "p", "p_holm", "verdict")
-    ]
+    return columns + [Column(key, file=key) for key in OF_DIFFERENCE]
 
 
 def summary_table(comparison: Comparison, reference: str) -> Table:
@@ -256,27 +237,20 @@ def summary_table(comparison: Comparison, reference: str) -> Table:
         comparison: comparison of the protocol.
         reference: method against which the others are tested; empty for none in particular.
     """
-    ranks = rank_by_seed(comparison)
+    names = [method.name for method in comparison.methods]
     truth = find_true_boundaries(comparison)
-    rows = []
-    for method in comparison.methods:
-        row: dict[str, Any] = {
-            "seeds": len(method.runs),
-            "loss": method.loss,
-            "seed_error": method.seed_error,
-        }
-        row["rank"] = finite_mean(ranks.loc[method.name])
-        row |= {name: comparison.mean(method.name, name) for name in METRICS}
-        row["f1"] = comparison.mean(method.name, f"{truth} f1")
-        row |= dict.fromkeys(("difference", "low", "high", "p", "p_holm", "verdict"), "")
-        difference = comparison.both_ways.get((method.name, reference))
-        if difference is not None:
-            row |= {"difference": difference.mean, "low": difference.low, "high": difference.high}
-            row |= {"p": difference.p, "p_holm": difference.p_holm}
-            if math.isfinite(difference.p_holm):
-                row["verdict"] = difference.verdict
-        rows.append(row)
-    frame = pd.DataFrame(rows, index=[method.name for method in comparison.methods])
+    frame = comparison.means.reindex(index=names, columns=METRICS)
+    frame["seeds"] = [len(method.runs) for method in comparison.methods]
+    frame["loss"] = [method.loss for method in comparison.methods]
+    frame["seed_error"] = [method.seed_error for method in comparison.methods]
+    frame["rank"] = rank_by_seed(comparison).mean(axis=1)
+    frame["f1"] = [comparison.mean(name, f"{truth} f1") for name in names]
+    both_ways = comparison.both_ways
+    pairs = [(name, reference) for name in names if (name, reference) in both_ways]
+    tested = tabulate_differences({pair: both_ways[pair] for pair in pairs})
+    tested = tested.droplevel("second")[OF_DIFFERENCE].astype(object)
+    tested.loc[tested["p_holm"].isna(), "verdict"] = ""
+    frame = frame.join(tested.reindex(names, fill_value=""))
     return Table("", "method", frame, summary_columns(comparison))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +23,15 @@ from tokenv.compare.report.aggregate import (
     format_with_error,
     sort_methods,
 )
-from tokenv.compare.report.kind_report import kind_report
+from tokenv.compare.report.kind_report import Matrix, kind_report
 from tokenv.compare.report.table import Cell, Column, Row, Table
 from tokenv.compare.robust_statistics import Interval
-from tokenv.compare.score_statistics import Difference, describe_difference, tabulate_differences
+from tokenv.compare.score_statistics import (
+    Difference,
+    Pair,
+    describe_difference,
+    tabulate_differences,
+)
 from tokenv.compare.score_tables import DIFFERENCE
 from tokenv.evaluation.boundary_stats import CLASSES
 from tokenv.evaluation.calibration import NATIVE
@@ -44,6 +49,41 @@ def difference_cell(first: str, second: str, difference: Difference, unit: str) 
     return Cell(
         format_number(difference.mean, "+.4f"), "", difference.verdict.replace(" ", "-"), tip
     )
+
+
+def difference_matrix(
+    title: str,
+    names: tuple[Sequence[str], Sequence[str]],
+    pairs: Mapping[Pair, Difference],
+    unit: str,
+    *,
+    explain: bool = False,
+) -> Matrix:
+    """Return the differences of the rows' methods or forecasters from those of the columns; none from itself.
+
+    Args:
+        title: what a cell is.
+        names: names of the rows, and of the columns.
+        pairs: differences.
+        unit: their unit in words.
+        explain: whether tooltips say which is subtracted from which.
+    """
+    rows = []
+    for row in names[0]:
+        cells: list[Cell | None] = []
+        for column in names[1]:
+            cell = Cell("–", style="unknown", tip="not compared")
+            if (row, column) in pairs:
+                cell = difference_cell(row, column, pairs[row, column], unit)
+                if explain:
+                    tip = f"{cell.tip} The cell is {escape_line(row)} − {escape_line(column)}."
+                    cell = cell._replace(tip=tip)
+            if row == column:
+                cells.append(None)
+            else:
+                cells.append(cell)
+        rows.append((row, cells))
+    return Matrix(title, names[1], rows)
 
 
 def methods_table(comparison: Comparison) -> Table:
