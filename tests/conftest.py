@@ -1,9 +1,10 @@
 """Shared fixtures: tiny models in float64, where exactness can be asked for."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import hypothesis
 import pytest
 import torch
 from tiny import settings
@@ -17,6 +18,10 @@ from tokenv.lm.unet import UNet
 # Tiny tensors gain nothing from threads, and two test processes would fight for the cores.
 set_threads(1)
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # of numpy in the processes which tests start
+
+# A busy machine may take several times as long for an example.
+hypothesis.settings.register_profile("any machine", deadline=None)
+hypothesis.settings.load_profile("any machine")
 
 
 # see test_accelerator.py
@@ -83,7 +88,12 @@ def _state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def _trust(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every test begins with what a new process trusts."""
-    monkeypatch.setattr(trust, "_allowed", set())
-    monkeypatch.setattr(trust, "_untrusted", {})
+def another_process(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
+    """Begin every test with what a new process trusts, and return a function which does so again."""
+
+    def begin() -> None:
+        monkeypatch.setattr(trust, "_allowed", set())
+        monkeypatch.setattr(trust, "_untrusted", {})
+
+    begin()
+    return begin

@@ -27,23 +27,23 @@ def dotted_names(text: str) -> set[str]:
 
 def exists(name: str) -> bool:
     """Return whether a name can be imported; a module which needs a package that is not installed exists."""
-    found: Any = import_module("tokenv")
+    owner: Any = import_module("tokenv")
     for part in name.split(".")[1:]:
         try:
-            found = (
-                import_module(f"{found.__name__}.{part}")
-                if inspect.ismodule(found)
-                else getattr(found, part)
+            owner = (
+                import_module(f"{owner.__name__}.{part}")
+                if inspect.ismodule(owner)
+                else getattr(owner, part)
             )
         except (ImportError, AttributeError) as error:
             missing = error.name or ""
             if isinstance(error, ImportError) and not missing.startswith("tokenv"):
                 return True
-            if part in getattr(found, "__annotations__", {}):
+            if part in getattr(owner, "__annotations__", {}):
                 return True
-            if not hasattr(found, part):
+            if not hasattr(owner, part):
                 return False
-            found = getattr(found, part)
+            owner = getattr(owner, part)
     return True
 
 
@@ -54,18 +54,18 @@ def places() -> dict[str, list[str]]:
     files = [ROOT / name for name in names]
     for folder in FOLDERS:
         files += [file for file in (ROOT / folder).rglob("*") if file.suffix in ENDINGS]
-    found: dict[str, list[str]] = {}
+    files_by_name: dict[str, list[str]] = {}
     for file in files:
         for name in dotted_names(file.read_text(encoding="utf-8")):
-            found.setdefault(name, []).append(str(file.relative_to(ROOT)))
-    return found
+            files_by_name.setdefault(name, []).append(str(file.relative_to(ROOT)))
+    return files_by_name
 
 
 @pytest.mark.filterwarnings("default")  # of packages which are imported for it
 def test_every_dotted_name_exists() -> None:
-    found = places()
-    assert len(found) > 100
-    assert {name: files for name, files in found.items() if not exists(name)} == {}
+    files_by_name = places()
+    assert len(files_by_name) > 100
+    assert {name: files for name, files in files_by_name.items() if not exists(name)} == {}
 
 
 @pytest.mark.parametrize(

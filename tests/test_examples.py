@@ -32,9 +32,10 @@ def load(name):
     "ignore:Creating .* which inherits from WeightUpdaterBase:DeprecationWarning"
 )
 def test_torchrls_losses_train_the_policy(capsys):
-    found = load("torchrl_losses").main(pretraining=100, batches=25)
+    figures = load("torchrl_losses").main(pretraining=100, batches=25)
     for name in ("A2CLoss", "ClipPPOLoss"):
-        before, after = found[f"{name} before"], found[f"{name} after"]
+        before = figures[f"{name} before"]
+        after = figures[f"{name} after"]
         assert after["reward"] > before["reward"]
         assert after["entropy"] < before["entropy"]
         assert abs(after["rate"] - before["rate"]) < 0.05
@@ -74,9 +75,9 @@ def test_intervals_cover_what_they_promise(ratio, seeds, paired):
 
 @pytest.mark.parametrize(("documents", "spread"), [(5, 1.0), (10, 1.5), (20, 1.0)])
 def test_intervals_cover_with_few_unequal_documents(documents, spread):
-    found = load("interval_coverage").coverage(10.0, 5, 600, documents=documents, spread=spread)
+    coverage = load("interval_coverage").coverage(10.0, 5, 600, documents=documents, spread=spread)
     # 0.86, 0.81 and 0.89 with C - 1 degrees of freedom and no correction
-    assert 0.92 <= found <= 0.99
+    assert 0.92 <= coverage <= 0.99
 
 
 @pytest.mark.slow
@@ -163,7 +164,8 @@ def test_a_kl_which_has_been_annealed_leaves_the_estimate_alone():
         },
         batch_size=[4, 6],
     )
-    stage, losses = load("scratch_estimators").AnnealedKL(rate=0.3, weight=2.0, rollouts=2), []
+    stage = load("scratch_estimators").AnnealedKL(rate=0.3, weight=2.0, rollouts=2)
+    losses = []
     for _ in range(3):
         losses.append(stage(tensordict.clone())[keys.LOSS_POLICY])
     prob = tensordict[keys.BOUNDARY_LOGITS].sigmoid()

@@ -78,8 +78,8 @@ def tried(count, attempt):
 def try_work(seed):
     """Run the command line that a seed makes to its end; the line and what went wrong, or None."""
     line = working_line(random.Random(f"work {seed}"))
-    found = outcome(line)
-    return None if found in ("ok", "message") else (line, found)
+    verdict = outcome(line)
+    return None if verdict in ("ok", "message") else (line, verdict)
 
 
 WORK = {"work": try_work} | {kind: partial(try_call, kind) for kind in CALLS}

@@ -44,7 +44,8 @@ def _full_precision():
 
 
 def models(compute_dtype=None):
-    lm, agent = UNet(CONFIG, compute_dtype=compute_dtype), Learned(CONFIG.width, window=2)
+    lm = UNet(CONFIG, compute_dtype=compute_dtype)
+    agent = Learned(CONFIG.width, window=2)
     return lm, agent
 
 
@@ -62,8 +63,8 @@ def test_flex_attention_equals_the_reference(window, size):
     for attention in (flex_attention, reference_attention):
         out = attention(*qkv, 50.0, window)
         results.append((out, *torch.autograd.grad((out * weight).sum(), qkv)))
-    for got, expected in zip(*results, strict=True):
-        torch.testing.assert_close(got, expected, rtol=1e-2, atol=1e-2)
+    for actual, expected in zip(*results, strict=True):
+        torch.testing.assert_close(actual, expected, rtol=1e-2, atol=1e-2)
 
 
 def test_one_pass_equals_the_cpus():
@@ -113,7 +114,8 @@ def test_a_bfloat16_step_is_finite(samples):
     lm, agent = (module.cuda() for module in models(torch.bfloat16))
     symbol_BN, _ = random_sequences()
     td = reinforce()(rollout(lm, agent, symbol_BN.cuda(), Sampling(num_samples=samples)))
-    late, early = td[keys.LOG_LIKELIHOOD], td[keys.LOG_LIKELIHOOD_EARLY]
+    late = td[keys.LOG_LIKELIHOOD]
+    early = td[keys.LOG_LIKELIHOOD_EARLY]
     assert late.dtype == torch.float32
     (td[keys.LOSS_POLICY] - late - 0.1 * early).mean().backward()
     for name, parameter in [*lm.named_parameters(), *agent.named_parameters()]:
@@ -165,23 +167,23 @@ def test_blocks_of_64_have_kernels_at_the_size_of_a_real_head(length):
         results.append(
             [late.detach(), *(p.grad.clone() for p in lm.parameters() if p.grad is not None)]
         )
-    for got, expected in zip(*reversed(results), strict=True):
-        torch.testing.assert_close(got, expected, rtol=0.1, atol=0.05)
+    for actual, expected in zip(*reversed(results), strict=True):
+        torch.testing.assert_close(actual, expected, rtol=0.1, atol=0.05)
 
 
 def test_the_gradient_of_gathering_is_the_same_every_time():
     token_index_BT = (torch.rand(4, 3000, device="cuda") < 0.2).long().cumsum(1)
     x_BMD = torch.randn(4, 800, 64, device="cuda").bfloat16().requires_grad_()
     weight = torch.randn(4, 3000, 64, device="cuda").bfloat16()
-    found = [
+    gradients = [
         torch.autograd.grad((SortedGather.apply(x_BMD, token_index_BT) * weight).sum(), x_BMD)[0]
         for _ in range(3)
     ]
-    assert torch.equal(found[1], found[0])
-    assert torch.equal(found[2], found[0])
+    assert torch.equal(gradients[1], gradients[0])
+    assert torch.equal(gradients[2], gradients[0])
     expected = torch.zeros(4, 800, 64, dtype=torch.float64, device="cuda")
     expected.scatter_add_(1, token_index_BT.unsqueeze(-1).expand(-1, -1, 64), weight.double())
-    torch.testing.assert_close(found[0].double(), expected, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(gradients[0].double(), expected, rtol=1e-2, atol=1e-2)
 
 
 def test_compiled_draws_are_the_draws():
@@ -234,7 +236,8 @@ def test_a_run_trains_and_resumes_bit_for_bit(agent, tiny_settings, tmp_path):
 def test_what_is_not_finite_ends_a_run_with_the_checkpoint_before(
     tiny_settings, tmp_path, monkeypatch
 ):
-    calls, total = 0, update.total_loss
+    calls = 0
+    total = update.total_loss
 
     def broken(*arguments):
         nonlocal calls
@@ -255,10 +258,10 @@ def test_an_update_waits_for_the_gpu_twice_a_pass(compiled, tiny_settings):
     config = resolve([], settings_on_gpu(tiny_settings, hardware={"compile": compiled}))
     parts = build_components(config)
     parts.train()
-    team, passes = (
-        DataParallelGroup.create(Ranks(), config.train, split_each_pass=parts.has_cross_step_state),
-        config.train.gradient_accumulation_steps,
+    group = DataParallelGroup.create(
+        Ranks(), config.train, split_each_pass=parts.has_cross_step_state
     )
+    passes = config.train.gradient_accumulation_steps
 
     class Pinned(TensorSource):
         def next(self, count):
@@ -271,20 +274,20 @@ def test_an_update_waits_for_the_gpu_twice_a_pass(compiled, tiny_settings):
 
     def one_update():
         batches = []
-        for number in team.assignment.passes:
+        for number in group.assignment.passes:
             batch = source.next(config.train.batch_size)
             batches.append(update.PassInput(batch.symbols_on(torch.device("cuda")), number))
-        figures, _ = update.accumulate_gradients(step, batches, team)
+        figures, _ = update.accumulate_gradients(step, batches, group)
         with optimizers.skip_if_nonfinite(optimizer, figures.found_inf):
             optimizers.optimizer_step(optimizer, parameters, config.train.max_grad_norm)
 
     for _ in range(3):
         one_update()
     torch.cuda.synchronize()
-    with warnings.catch_warnings(record=True) as seen:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
         one_update()
         torch.cuda.set_sync_debug_mode("default")
-    waits = [str(each.message) for each in seen if "synchronizing" in str(each.message)]
+    waits = [str(each.message) for each in caught if "synchronizing" in str(each.message)]
     assert len(waits) == 2 * passes, waits

@@ -88,10 +88,10 @@ def imports(source, name, is_package=False):
     A string which names a module of a room, such as "tokenv.env.gym:BytesEnv", is an import, too. The program itself,
     "tokenv.__main__:main", which a process of its own runs, is none; the package root names gymnasium's environments.
     """
-    found = []
+    imported = []
     for node in ast.walk(ast.parse(source)):
         if isinstance(node, ast.Import):
-            found += [alias.name for alias in node.names]
+            imported += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
             if node.level:
@@ -100,14 +100,14 @@ def imports(source, name, is_package=False):
                 ]
                 base = ".".join([*package, *([node.module] if node.module else [])])
             names = [f"{base}.{alias.name}" for alias in node.names]
-            found += [each if each in MODULES or base == "tokenv" else base for each in names]
+            imported += [each if each in MODULES or base == "tokenv" else base for each in names]
         elif isinstance(node, ast.Constant) and isinstance(node.value, str) and name != "tokenv":
-            found += [
+            imported += [
                 each
                 for each in re.findall(r"^(tokenv[.]\w+[.][\w.]+)(?::\w+)?$", node.value)
                 if each in MODULES
             ]
-    return {each for each in found if each == "tokenv" or each.startswith("tokenv.")}
+    return {each for each in imported if each == "tokenv" or each.startswith("tokenv.")}
 
 
 def forbidden(source, name, is_package=False):
@@ -115,7 +115,9 @@ def forbidden(source, name, is_package=False):
     if name in ("tokenv.env", "tokenv.cli.main", "tokenv.library.hf_tokenizer"):
         # the package root, which composes the rooms, has the version and loads models
         allowed += ("",)
-    return [found for found in imports(source, name, is_package) if room_of(found) not in allowed]
+    return [
+        module for module in imports(source, name, is_package) if room_of(module) not in allowed
+    ]
 
 
 GRAPH = {
@@ -134,7 +136,7 @@ def test_every_wing_is_listed_and_every_edge_is_used():
     roots = {"tokenv", "tokenv.__main__"}
     assert {room_of(name) for name in MODULES if name not in roots} == set(ALLOWED)
     edges = {
-        (room_of(name), room_of(found)) for name, all_found in GRAPH.items() for found in all_found
+        (room_of(name), room_of(target)) for name, targets in GRAPH.items() for target in targets
     }
     assert [
         (one, other) for one in ALLOWED for other in ALLOWED[one] if (one, other) not in edges
@@ -153,15 +155,15 @@ def test_no_arrow_goes_up():
 
 
 def test_sacred_is_met_in_one_file():
-    found = []
+    importers = []
     for name, path in MODULES.items():
         for node in ast.walk(ast.parse(path.read_text())):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             names += (
                 [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
             )
-            found += [name for each in names if each.partition(".")[0] in ("sacred", "docopt")]
-    assert set(found) == {"tokenv.cli.sacred", "tokenv.cli.observers"}
+            importers += [name for each in names if each.partition(".")[0] in ("sacred", "docopt")]
+    assert set(importers) == {"tokenv.cli.sacred", "tokenv.cli.observers"}
 
 
 def test_no_circles():

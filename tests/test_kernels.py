@@ -54,14 +54,13 @@ def test_flex_attention_has_kernels_forward_and_backward(window, size, kernels):
 
 def test_layers_exits_and_draws_have_kernels(kernels):
     config = UNetConfig(width=128, heads=2, down_layers=1, mid_layers=1, up_layers=1)
-    lm, agent = (
-        unet.UNet(config, compute_dtype=torch.bfloat16),
-        Learned(config.width, window=8, scale=1.0),
-    )
+    lm = unet.UNet(config, compute_dtype=torch.bfloat16)
+    agent = Learned(config.width, window=8, scale=1.0)
     lm.pack_tokens()
     lm.compile_layers()
     agent.compile_draw()
     td = reinforce()(rollout(lm, agent, torch.randint(256, (2, 257))))
-    late, early = td[keys.LOG_LIKELIHOOD], td[keys.LOG_LIKELIHOOD_EARLY]
+    late = td[keys.LOG_LIKELIHOOD]
+    early = td[keys.LOG_LIKELIHOOD_EARLY]
     (td[keys.LOSS_POLICY] - late - 0.1 * early).mean().backward()
     check(kernels, "flex_attention_backward", "log_softmax", "_gt_mul")

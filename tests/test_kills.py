@@ -22,6 +22,7 @@ import psutil
 import pytest
 import shrunk
 import yaml
+from tiny import overrides
 
 from tokenv.cli.main import run_command
 from tokenv.core import checkpoints
@@ -41,9 +42,9 @@ def work(folder: Path, name: str, words: list[str]) -> None:
 
     from tokenv.compare.job import Job
 
-    said = os.open(folder / "said.txt", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-    os.dup2(said, 1)
-    os.dup2(said, 2)
+    output = os.open(folder / "output.txt", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
+    os.dup2(output, 1)
+    os.dup2(output, 2)
     os.chdir(folder)
     os.environ["XDG_CACHE_HOME"] = str(folder.parent / "cache")
     torch.set_num_threads(1)
@@ -79,7 +80,7 @@ def until_done(
             process.join()
         if process.exitcode == 0:
             return killed, resumed
-        assert process.exitcode == -signal.SIGKILL, (folder / "said.txt").read_text()
+        assert process.exitcode == -signal.SIGKILL, (folder / "output.txt").read_text()
         killed += 1
         for path in folder.glob("runs/*/*.json"):
             json.loads(path.read_text())  # whole, at any moment
@@ -95,21 +96,25 @@ def killed_at_random(
     whole = tmp_path / "whole"
     whole.mkdir()
     until_done(whole, line, lambda: None)
-    (whole / "said.txt").unlink()
+    (whole / "output.txt").unlink()
     for path in whole.glob("runs"):
         path.rename(whole / "warm")
     started = time.monotonic()
     until_done(whole, line, lambda: None)
     seconds = time.monotonic() - started
-    expected, dice = outcome(whole), random.Random()
+    expected = outcome(whole)
+    generator = random.Random()
     killed = resumed = trials = 0
     while killed < KILLS:
         trials += 1
         folder = tmp_path / f"trial-{trials}"
         folder.mkdir()
-        moments = iter([dice.uniform(0, seconds) for _ in range(min(IN_A_ROW, KILLS - killed))])
+        moments = iter(
+            [generator.uniform(0, seconds) for _ in range(min(IN_A_ROW, KILLS - killed))]
+        )
         counted = until_done(folder, line, lambda moments=moments: next(moments, None))
-        killed, resumed = killed + counted[0], resumed + counted[1]
+        killed = killed + counted[0]
+        resumed = resumed + counted[1]
         assert outcome(folder) == expected, f"{folder}, after {counted[0]} kills"
     with capsys.disabled():
         print(f"\n{killed} kills, {resumed} times gone on, {trials} of {trials} outcomes identical")
@@ -119,13 +124,13 @@ def weights_and_metrics(folder: Path) -> Any:
     """Return the bytes of parameters and optimizer state, and all metrics which do not depend on clocks."""
     path = checkpoints.list_complete(folder)[-1]
     state = json.loads((path / "state.json").read_text())
-    told = {
+    metrics = {
         name: values
         for name, values in state["history"].items()
         if name != "train/symbols_per_second"
     }
     files = [(path / name).read_bytes() for name in ("model.safetensors", "optimizer.safetensors")]
-    return told, state["validation"], state["step"], state["data"], files
+    return metrics, state["validation"], state["step"], state["data"], files
 
 
 def settings(tiny: dict[str, Any]) -> dict[str, Any]:
@@ -137,7 +142,7 @@ def test_training(
     tiny_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Also while it saves, validates and draws: it saves at every second step."""
-    words = shrunk.words(settings(tiny_settings))
+    words = overrides(settings(tiny_settings))
 
     def newest(folder: Path) -> Path | None:
         runs = sorted(folder.glob("runs/[0-9]*"), key=lambda path: int(path.name), reverse=True)
@@ -150,10 +155,10 @@ def test_training(
     def outcome(folder: Path) -> Any:
         run = newest(folder)
         assert run is not None
-        told = json.loads((run / "run.json").read_text())
-        assert told["status"] == "COMPLETED"
+        record = json.loads((run / "run.json").read_text())
+        assert record["status"] == "COMPLETED"
         assert (run / "curves.png").is_file()
-        return told["result"], weights_and_metrics(run / "checkpoints")
+        return record["result"], weights_and_metrics(run / "checkpoints")
 
     killed_at_random(tmp_path, line, outcome, capsys)
 
@@ -173,14 +178,14 @@ def both(tiny: dict[str, Any], folder: Path) -> None:
 
 def finished(folder: Path) -> dict[str, Path]:
     """Agents to the folders of their finished runs; each agent has one."""
-    found = {}
+    folders = {}
     for path in folder.glob("runs/*/run.json"):
-        told = json.loads(path.read_text())
-        if told["experiment"]["name"] == "tokenv-train" and told["status"] == "COMPLETED":
+        record = json.loads(path.read_text())
+        if record["experiment"]["name"] == "tokenv-train" and record["status"] == "COMPLETED":
             agent = json.loads((path.parent / "config.json").read_text())["agent"]["name"]
-            assert agent not in found
-            found[agent] = path.parent
-    return found
+            assert agent not in folders
+            folders[agent] = path.parent
+    return folders
 
 
 def test_comparing(
@@ -223,7 +228,7 @@ def test_the_laboratory(
         begun = sorted(folder.glob("runs/*/variance/options.json"))
         if begun:
             return "variance", [f"resume={begun[0].parent.relative_to(folder)}"]
-        return "variance", [*shrunk.words(tiny_settings), chosen, *few]
+        return "variance", [*overrides(tiny_settings), chosen, *few]
 
     def outcome(folder: Path) -> Any:
         (lab,) = folder.glob("runs/*/variance")
@@ -268,16 +273,16 @@ def test_any_process_is_killed(tiny_settings: dict[str, Any], tmp_path: Path) ->
                 while moments and process.poll() is None:
                     time.sleep(moments.pop())
                     with suppress(psutil.NoSuchProcess):
-                        dice.choice([comparison, *comparison.children()]).kill()
+                        generator.choice([comparison, *comparison.children()]).kill()
             if process.returncode == 0:
                 return
             assert process.returncode == -signal.SIGKILL
 
-    dice = random.Random()
+    generator = random.Random()
     run(tmp_path / "whole", [])
     for trial in range(max(KILLS // 4, 1)):
         folder = tmp_path / f"trial-{trial}"
-        run(folder, [dice.uniform(0, 20) for _ in range(4)])
+        run(folder, [generator.uniform(0, 20) for _ in range(4)])
         assert outcome(folder) == outcome(tmp_path / "whole")
         assert [path.name for path in folder.glob("runs/.*")] == [".locks"]
 
@@ -291,9 +296,9 @@ def test_a_killed_comparisons_runs_go_on_and_are_waited_for(
     command, environment = compare_command(tmp_path)
 
     def statuses() -> list[str]:
-        told = [json.loads(path.read_text()) for path in tmp_path.glob("runs/*/run.json")]
+        records = [json.loads(path.read_text()) for path in tmp_path.glob("runs/*/run.json")]
         return sorted(
-            each["status"] for each in told if each["experiment"]["name"] == "tokenv-train"
+            each["status"] for each in records if each["experiment"]["name"] == "tokenv-train"
         )
 
     with subprocess.Popen(command, cwd=tmp_path, env=environment) as process:
@@ -323,9 +328,9 @@ def test_sigterm_saves_and_says_how_to_continue(
             assert time.monotonic() < until
             time.sleep(0.2)
         process.terminate()
-        _, said = process.communicate(timeout=120)
+        _, printed = process.communicate(timeout=120)
     assert process.returncode == 130
-    assert "stopped; the same command goes on" in said
-    told = [json.loads(path.read_text()) for path in tmp_path.glob("runs/*/run.json")]
-    statuses = {each["status"] for each in told if each["experiment"]["name"] == "tokenv-train"}
+    assert "stopped; the same command goes on" in printed
+    records = [json.loads(path.read_text()) for path in tmp_path.glob("runs/*/run.json")]
+    statuses = {each["status"] for each in records if each["experiment"]["name"] == "tokenv-train"}
     assert statuses == {"INTERRUPTED"}

@@ -31,7 +31,7 @@ def _soon(monkeypatch):
 
 
 @pytest.fixture
-def said(monkeypatch, capsys):
+def message_of(monkeypatch, capsys):
     """Return the message with which a command line ends."""
 
     def of(*words: str, status: int = 2) -> str:
@@ -243,9 +243,9 @@ def said(monkeypatch, capsys):
         ),
     ],
 )
-def test_a_mistake_is_named(place, said, monkeypatch, line, message):  # noqa: F811
+def test_a_mistake_is_named(place, message_of, monkeypatch, line, message):  # noqa: F811
     monkeypatch.chdir(place)
-    assert message in said(*line.split(" "))
+    assert message in message_of(*line.split(" "))
     assert not Path("runs").exists()
 
 
@@ -304,12 +304,12 @@ def test_what_is_written_does_not_steer_a_terminal(place, monkeypatch, capsys, c
         (MemoryError(), "not enough memory", 2),
     ],
 )
-def test_what_is_not_ours_is_one_message(said, monkeypatch, error, message, status):
+def test_what_is_not_ours_is_one_message(message_of, monkeypatch, error, message, status):
     def fail(*_):
         raise error
 
     monkeypatch.setattr(cli, "run_command", fail)
-    assert message in said("train", status=status)
+    assert message in message_of("train", status=status)
 
 
 @pytest.mark.parametrize(
@@ -347,9 +347,9 @@ def test_a_module_that_fails_on_import_is_named(tmp_path, monkeypatch, body):
         ),
     ],
 )  # fmt: skip
-def test_a_yaml_file_of_other_things_is_refused(said, tmp_path, text):
+def test_a_yaml_file_of_other_things_is_refused(message_of, tmp_path, text):
     (tmp_path / "odd.yaml").write_text(text)
-    said("train", "with", str(tmp_path / "odd.yaml"))
+    message_of("train", "with", str(tmp_path / "odd.yaml"))
 
 
 def test_what_is_too_much_is_refused():

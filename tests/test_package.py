@@ -84,10 +84,10 @@ def test_sdist_holds_its_tests(tmp_path: Path) -> None:
         archive.extractall(tmp_path / "away", filter="data")
     (away,) = (tmp_path / "away").iterdir()
     for folder in ("tests", "configs", "docs", "examples"):
-        wanted = {
+        expected = {
             path.relative_to(source) for path in (source / folder).rglob("*") if path.is_file()
         }
-        assert wanted <= {path.relative_to(away) for path in away.rglob("*")}, folder
+        assert expected <= {path.relative_to(away) for path in away.rglob("*")}, folder
     for name in (
         "README.md",
         "CHANGELOG.md",

@@ -30,12 +30,12 @@ def test_another_name_is_an_attribute_error(package):
 @pytest.mark.parametrize(("package", "kind"), [(tokenv.agents, Agent), (tokenv.estimators, Stage)])
 def test_nothing_public_is_forgotten(package, kind):
     for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
-        for name, found in inspect.getmembers(
+        for name, member in inspect.getmembers(
             importlib.import_module(module.name), inspect.isclass
         ):
             if (
-                issubclass(found, kind)
-                and found.__module__ == module.name
+                issubclass(member, kind)
+                and member.__module__ == module.name
                 and not name.startswith("_")
             ):
-                assert name in dir(package) or inspect.isabstract(found), f"{module.name}.{name}"
+                assert name in dir(package) or inspect.isabstract(member), f"{module.name}.{name}"

@@ -86,10 +86,10 @@ def without_extras(*running: str) -> Iterator[None]:
         for one in group
     }
     extras -= {distribution(one) for one in shrunk.PROJECT["dependencies"]}
-    found = packages_distributions()
+    packages = packages_distributions()
     names = [
         name
-        for name, owners in found.items()
+        for name, owners in packages.items()
         if extras & {owner.lower().replace("_", "-") for owner in owners}
     ]
     hidden = {name: sys.modules.get(name) for name in names if name not in running}
@@ -103,14 +103,14 @@ def without_extras(*running: str) -> Iterator[None]:
                 sys.modules[name] = module
 
 
-def trained(**wanted: Any) -> list[str]:
+def trained(**required: Any) -> list[str]:
     """Folders of the completed training runs of this folder that learn their boundaries, newest first."""
-    found = []
+    runs = []
     for path in sorted(Path("runs").glob("*/run.json"), key=lambda path: -int(path.parent.name)):
-        told, config = (
+        record, config = (
             json.loads(path.with_name(name).read_text()) for name in ("run.json", "config.json")
         )
-        if told["experiment"]["name"] != "tokenv-train" or told["status"] != "COMPLETED":
+        if record["experiment"]["name"] != "tokenv-train" or record["status"] != "COMPLETED":
             continue
         codec = config["codec"]
         has = {
@@ -119,9 +119,9 @@ def trained(**wanted: Any) -> list[str]:
             "direct": codec.get("direct", False),
         }
         has["horizon"] = codec.get("horizon", 0) > 0
-        if config["agent"]["name"] == "learned" and wanted.items() <= has.items():
-            found.append(str(path.parent))
-    return found
+        if config["agent"]["name"] == "learned" and required.items() <= has.items():
+            runs.append(str(path.parent))
+    return runs
 
 
 def with_our_runs(line: list[str]) -> list[str]:
@@ -132,19 +132,19 @@ def with_our_runs(line: list[str]) -> list[str]:
         if word in shrunk.CONFIGS
     ]
     series = line[0] == "forecast" or "series" in kinds
-    wanted: dict[str, Any] = {"kind": "series" if series else "text"}
+    required: dict[str, Any] = {"kind": "series" if series else "text"}
     if line[0] == "forecast":
-        wanted |= {"horizon": True, "direct": False}
+        required |= {"horizon": True, "direct": False}
     if any(word.startswith("agent.pretrained=") for word in line):
         # an agent keeps to the rate it was trained for
-        wanted["rate"] = shrunk.content("series-synthetic")["rate"]
+        required["rate"] = shrunk.content("series-synthetic")["rate"]
     named: list[str] = []
 
     def ours(match: re.Match[str]) -> str:
         if match[0].endswith("/variance"):
             return str(max(Path("runs").glob("*/variance/checkpoints")).parent)
-        chosen = trained(**wanted)
-        assert chosen, f"no earlier line of the document made such a run: {wanted}"
+        chosen = trained(**required)
+        assert chosen, f"no earlier line of the document made such a run: {required}"
         named.append(match[0])
         # Two runs that are compared differ, which a run and the one that resumed it do not.
         several = line[0] == "compare" or any(word.startswith("other_runs=") for word in line)
@@ -160,10 +160,10 @@ def run_line(text: str) -> None:
     Raises:
         ValueError: nobody has said how.
     """
-    said = shlex.split(text, comments=True)
-    while VARIABLE.fullmatch(said[0]):
-        said = said[1:]
-    program, *arguments = said
+    words = shlex.split(text, comments=True)
+    while VARIABLE.fullmatch(words[0]):
+        words = words[1:]
+    program, *arguments = words
     if program.removeprefix(".venv/bin/") == "tokenv":
         only = None
         # test_shipped_configs runs all methods
@@ -199,8 +199,8 @@ def run_piece(language: str, text: str, file: str, space: dict[str, Any]) -> Non
         run_line(text)
     elif language == "python":
         series = {"kind": "series", "horizon": True, "direct": False}
-        wanted = series if ".forecast(" in text else {"kind": "text"}
-        text = re.sub(r'"runs/\d+"', lambda _: repr(trained(**wanted)[0]), text)
+        required = series if ".forecast(" in text else {"kind": "text"}
+        text = re.sub(r'"runs/\d+"', lambda _: repr(trained(**required)[0]), text)
         text = re.sub(r"horizon=\d+", "horizon=8", text)
         exec(compile(text, file or "README.md", "exec"), space)
     elif language == "yaml":
@@ -229,16 +229,17 @@ def test_what_can_be_typed_runs(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("tokenv.compare.job.Job.__call__", shrunk.in_this_process)
     shrunk.stand_ins(tmp_path)
-    before, space = set(sys.modules), {"__name__": "readme"}
+    before = set(sys.modules)
+    space = {"__name__": "readme"}
     for language, text, file in pieces((shrunk.ROOT / document).read_text()):
         if text.startswith(tuple(LEFT_OUT)):
             continue
-        said = io.StringIO()
+        output = io.StringIO()
         try:
-            with without_extras("pytest", "_pytest"), redirect_stdout(said):
+            with without_extras("pytest", "_pytest"), redirect_stdout(output):
                 run_piece(language, text, file, space)
         except BaseException as error:
-            error.add_note(f"{document}: {text}\n{said.getvalue()}")
+            error.add_note(f"{document}: {text}\n{output.getvalue()}")
             raise
     for name in set(sys.modules) - before:  # another document may call its own module the same
         if str(getattr(sys.modules[name], "__file__", None)).startswith(str(tmp_path)):

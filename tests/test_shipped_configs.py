@@ -24,13 +24,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def stored(folder: Path, experiment: str) -> list[Path]:
     """Folders of all completed runs of an experiment."""
-    found = []
+    folders = []
     for path in folder.glob("runs/*/run.json"):
-        told = json.loads(path.read_text())
-        if told["experiment"]["name"] == experiment:
-            assert told["status"] == "COMPLETED"
-            found.append(path.parent)
-    return found
+        record = json.loads(path.read_text())
+        if record["experiment"]["name"] == experiment:
+            assert record["status"] == "COMPLETED"
+            folders.append(path.parent)
+    return folders
 
 
 def methods_in_report(folder: Path) -> set[str]:
@@ -58,14 +58,14 @@ def check_comparison(name: str, folder: Path, only: list[str] | None) -> None:
     """Every method is in the report, each of one run."""
     shrunk.tokenv(shrunk.shrink(["compare", "with", name], only=only))
     settings = shrunk.content(name)
-    wanted = set(only or settings["methods"])
-    assert methods_in_report(folder) == wanted
+    methods = set(only or settings["methods"])
+    assert methods_in_report(folder) == methods
     models = (
-        {str(settings["methods"][method].get("model")) for method in wanted}
+        {str(settings["methods"][method].get("model")) for method in methods}
         if settings.get("pretrain")
         else ()
     )
-    assert len(stored(folder, "tokenv-train")) == len(wanted) + len(models)
+    assert len(stored(folder, "tokenv-train")) == len(methods) + len(models)
 
 
 @pytest.mark.parametrize("name", sorted(OF_COMPARISONS - OF_PROTOCOLS))
@@ -101,13 +101,14 @@ def check_protocols(name: str, folder: Path, only: list[str] | None) -> None:
     settings = shrunk.content(name)
     (report,) = stored(folder, "tokenv-compare")
     assert len(list(report.glob("*-report.html"))) == len(settings["protocols"])
-    found: dict[str, set[str]] = {}
+    reported: dict[str, set[str]] = {}
     with (report / "summary.csv").open(newline="") as file:
         for row in csv.DictReader(file):
-            found.setdefault(row["protocol"], set()).add(row["method"])
-    wanted = set(only or settings["methods"])
-    assert found == {
-        protocol: wanted - set(of.get("skip", ())) for protocol, of in settings["protocols"].items()
+            reported.setdefault(row["protocol"], set()).add(row["method"])
+    methods = set(only or settings["methods"])
+    assert reported == {
+        protocol: methods - set(of.get("skip", ()))
+        for protocol, of in settings["protocols"].items()
     }
 
 

@@ -143,10 +143,12 @@ def test_training_equals_that_on_the_cpu(
 
 def test_a_stored_run_answers_as_on_the_cpu(runs: Runs, accelerator: FakeAccelerator) -> None:
     folder = runs[NAME][0]
-    model, expected = tokenv.load(folder), tokenv.load(folder, device="cpu")
+    model = tokenv.load(folder)
+    expected = tokenv.load(folder, device="cpu")
     assert model.lm.head.weight.device == accelerator.device
     for options in ({"seed": 3}, {"rate": 0.3}):
-        spans, others = model.spans(TEXT, **options), expected.spans(TEXT, **options)
+        spans = model.spans(TEXT, **options)
+        others = expected.spans(TEXT, **options)
         assert spans.tokens == others.tokens
         assert spans.bits_per_byte == pytest.approx(others.bits_per_byte)
     assert model.generate(TEXT, 12, seed=3) == expected.generate(TEXT, 12, seed=3)
@@ -158,8 +160,8 @@ def test_the_page_answers_as_the_library(runs: Runs, accelerator: FakeAccelerato
     app = build_application(ModelCache([folder], "latest"), seed=3)
     status, _, text = asyncio.run(request(app, "/spans", json.dumps({"text": TEXT}).encode()))
     assert status == 200
-    (said,) = json.loads(text)["runs"]
-    assert said["spans"] == tokenv.load(folder, checkpoint="latest").spans(TEXT, seed=3).as_dict()
+    (answer,) = json.loads(text)["runs"]
+    assert answer["spans"] == tokenv.load(folder, checkpoint="latest").spans(TEXT, seed=3).as_dict()
 
 
 @pytest.mark.parametrize("direct", [False, True])
@@ -167,7 +169,8 @@ def test_forecasts_equal_those_on_the_cpu(
     direct: bool, series_settings: dict[str, Any], accelerator: FakeAccelerator
 ) -> None:
     value = torch.arange(60.0).sin().tolist()
-    frame, forecasts = pd.DataFrame({"unique_id": "a", "ds": range(60), "y": value}), []
+    frame = pd.DataFrame({"unique_id": "a", "ds": range(60), "y": value})
+    forecasts = []
     for device in DEVICES:
         config = resolve(
             [], merge(series_settings, {"hardware": {"device": device}, "codec": {"horizon": 8}})
@@ -181,10 +184,10 @@ def test_forecasts_equal_those_on_the_cpu(
     pd.testing.assert_frame_equal(*forecasts, rtol=1e-4, atol=1e-5)
 
 
-def test_the_laboratory_finds_what_it_finds_on_the_cpu(
+def test_the_laboratory_has_the_figures_of_the_cpu(
     tmp_path: Path, accelerator: FakeAccelerator
 ) -> None:
-    found = []
+    results = []
     for device in DEVICES:
         sizes = {
             "data": {"seq_len": 6},
@@ -205,7 +208,7 @@ def test_the_laboratory_finds_what_it_finds_on_the_cpu(
         )
         (moment,) = study["moments"]
         assert study["costs"].keys() == moment["estimators"].keys()
-        found.append(
+        results.append(
             {
                 (estimator, component, figure): value
                 for estimator, result in moment["estimators"].items()
@@ -213,11 +216,12 @@ def test_the_laboratory_finds_what_it_finds_on_the_cpu(
                 for figure, (value, _) in figures.items()
             }
         )
-    assert found[1] == pytest.approx(found[0], rel=1e-2, abs=1e-4, nan_ok=True)
+    assert results[1] == pytest.approx(results[0], rel=1e-2, abs=1e-4, nan_ok=True)
 
 
 def test_stepping_equals_that_on_the_cpu(accelerator: FakeAccelerator) -> None:
-    symbol_BN, rollouts = torch.randint(256, (2, 8)), []
+    symbol_BN = torch.randint(256, (2, 8))
+    rollouts = []
     for device in DEVICES:
         components = build_components(resolve([], settings(hardware={"device": device})))
         env = TokenizationEnv(components.lm, TensorSource(symbol_BN), 2, window=2)

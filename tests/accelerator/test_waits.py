@@ -84,10 +84,8 @@ def test_a_run_trains_evaluates_and_saves(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     waits: list[Counter[str]] = []
-    step, sections = (
-        Trainer.train_step,
-        merge({"model": {"pooling": POOLINGS.get(case, "select")}}, CASES[case]),
-    )
+    step = Trainer.train_step
+    sections = merge({"model": {"pooling": POOLINGS.get(case, "select")}}, CASES[case])
     with FakeAccelerator() as accelerator:
 
         def counted(trainer: Trainer) -> None:

@@ -48,21 +48,19 @@ def trained(kind):
     return agent
 
 
-def assert_same(got, expected):
-    assert torch.equal(got[keys.ACTION], expected[keys.ACTION])
+def assert_same(actual, expected):
+    assert torch.equal(actual[keys.ACTION], expected[keys.ACTION])
     for key in OUTPUTS[1:]:
-        torch.testing.assert_close(got[key], expected[key])
+        torch.testing.assert_close(actual[key], expected[key])
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(kinds, st.integers(1, 20), seeds)
 def test_one_position_at_a_time_equals_one_pass(kind, length, seed):
     torch.manual_seed(seed)
-    agent, observation, noise_BT = (
-        trained(kind),
-        observe(3, length),
-        torch.rand(3, length, dtype=torch.float64),
-    )
+    agent = trained(kind)
+    observation = observe(3, length)
+    noise_BT = torch.rand(3, length, dtype=torch.float64)
     drawn = agent.draw(observation, noise_BT)
     for _ in range(2):  # and once more from the start
         for i in range(length):
@@ -70,11 +68,12 @@ def test_one_position_at_a_time_equals_one_pass(kind, length, seed):
             assert_same(acted, drawn[:, i])
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(kinds, st.none() | st.integers(1, 3), st.integers(1, 12), seeds)
 def test_samples_lead_and_scoring_what_was_drawn_gives_it_back(kind, samples, length, seed):
     torch.manual_seed(seed)
-    agent, observation = trained(kind), observe(2, length)
+    agent = trained(kind)
+    observation = observe(2, length)
     noise = torch.rand(*(() if samples is None else (samples,)), 2, length, dtype=torch.float64)
     drawn = agent.draw(observation, noise)
     assert drawn.batch_size == noise.shape
@@ -88,24 +87,24 @@ def test_samples_lead_and_scoring_what_was_drawn_gives_it_back(kind, samples, le
             assert_same(drawn[k], agent.draw(observation, noise[k]))
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(kinds, st.integers(0, 9), seeds)
 def test_an_encoding_moves_no_earlier_decision(kind, t, seed):
     torch.manual_seed(seed)
-    agent, observation, noise_BT = (
-        trained(kind),
-        observe(2, 10),
-        torch.rand(2, 10, dtype=torch.float64),
-    )
+    agent = trained(kind)
+    observation = observe(2, 10)
+    noise_BT = torch.rand(2, 10, dtype=torch.float64)
     changed = observation.clone()
     changed[keys.ENCODING][:, t] += 1
     assert_same(agent.draw(changed, noise_BT)[:, :t], agent.draw(observation, noise_BT)[:, :t])
 
 
 def test_the_predictors_formula_and_its_relaxed_sample():
-    agent, observation = trained(Nawrot), observe(2, 12)
+    agent = trained(Nawrot)
+    observation = observe(2, 12)
     noise_BT = torch.rand(2, 12, dtype=torch.float64)
-    drawn, (first, _, last) = agent.draw(observation, noise_BT), agent.predictor
+    drawn = agent.draw(observation, noise_BT)
+    (first, _, last) = agent.predictor
     hidden = observation[keys.ENCODING] @ first.weight.T + first.bias
     hidden = hidden * 0.5 * (1 + torch.erf(hidden / math.sqrt(2)))
     logits = (hidden @ last.weight.T + last.bias)[..., 0]
@@ -138,7 +137,8 @@ def test_the_predictor_starts_near_the_rate(rate):
 
 
 def test_exploration_type_asks_for_the_more_probable_action():
-    agent, observation = trained(Nawrot), observe(64, 2)[:, 1]
+    agent = trained(Nawrot)
+    observation = observe(64, 2)[:, 1]
     with set_exploration_type(ExplorationType.DETERMINISTIC):
         acted = agent(observation.clone())
     expected = (acted[keys.BOUNDARY_PROB] > 0.5).long()
@@ -151,7 +151,8 @@ def plain_router(agent, x_TD, decided_T):
     """H-Net's router for one sequence in Python."""
     probs = [1.0]
     for t in range(1, len(x_TD)):
-        q, k = agent.query.weight @ x_TD[t - 1], agent.key.weight @ x_TD[t]
+        q = agent.query.weight @ x_TD[t - 1]
+        k = agent.key.weight @ x_TD[t]
         cosine = (q @ k / (q.norm() * k.norm())).item()
         probs.append(min(max((1 - cosine) / 2, 0.0), 1.0) if decided_T[t] else 0.0)
     return torch.tensor(probs, dtype=torch.float64)
@@ -159,7 +160,8 @@ def plain_router(agent, x_TD, decided_T):
 
 @pytest.mark.parametrize("make", [lambda: HNet(WIDTH).double(), lambda: trained(HNet)])
 def test_the_router_is_hnets(make):
-    agent, observation = make(), observe(3, 15)
+    agent = make()
+    observation = observe(3, 15)
     drawn = agent.draw(observation, torch.rand(3, 15))
     for b in range(3):
         prob = plain_router(
@@ -175,7 +177,8 @@ def test_the_router_is_hnets(make):
 
 
 def test_the_routers_probabilities_and_logits_carry_gradient():
-    agent, observation = HNet(WIDTH).double(), observe(2, 40)
+    agent = HNet(WIDTH).double()
+    observation = observe(2, 40)
     observation[keys.ENCODING].requires_grad_()
     assert torch.equal(agent.query.weight, torch.eye(WIDTH))
     for key in (keys.BOUNDARY_PROB, keys.BOUNDARY_LOGITS):
@@ -185,7 +188,8 @@ def test_the_routers_probabilities_and_logits_carry_gradient():
 
 
 def test_the_router_refuses_to_step_out_of_order():
-    agent, observation = trained(HNet), observe(2, 6)
+    agent = trained(HNet)
+    observation = observe(2, 6)
     with pytest.raises(ValueError, match="expected the next position or 0"):
         agent(observation[:, 3].clone())
     for i in (0, 1):

@@ -22,7 +22,8 @@ from tokenv.data.tokenizer import train_bpe, user_cache
 
 def save(path, words):
     """Return a tokenizer with the merges which build these words from the left, byte by byte."""
-    vocabulary, merges = {chr(byte): byte for byte in range(256)}, []
+    vocabulary = {chr(byte): byte for byte in range(256)}
+    merges = []
     for word in words:
         for left in itertools.accumulate(word):
             if left not in vocabulary:
@@ -97,7 +98,8 @@ def test_the_papers_example(tmp_path):
 def test_boundaries_are_the_tokens_last_bytes_moved_right(tmp_path):
     agent = BPE(tokenizer=save(tmp_path / "t.json", ["ab", "abc", "\xc3\xa9", "\x00\xff"]))
     for text in (b"abcabab", b"a\xc3\xa9b\x00\xffc", b"ccc", b"a"):
-        ends, at = [], 0
+        ends = []
+        at = 0
         for token in agent.tokenizer.encode(text.decode("latin-1")).tokens:
             at += len(token)
             ends.append(at - 1)
@@ -153,7 +155,7 @@ def test_words_are_split_as_for_gpt_2(corpus, tmp_path):
     assert words == ["it", "'s", " café", " ", " 12", "b", "\n\n", " x", "_", "y"]
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(text=st.binary(min_size=1, max_size=60))
 def test_any_bytes_are_a_text(text, trained_tokenizer):
     tokens = trained_tokenizer.encode(text.decode("latin-1"))
@@ -218,7 +220,7 @@ def test_a_damaged_stored_tokenizer_is_one_message(content, tmp_path):
         parts.load_state_dict(state)
 
 
-def test_mistakes_are_told(corpus, tmp_path):
+def test_mistakes_are_reported(corpus, tmp_path):
     with pytest.raises(ValueError, match=r"agent\.tokenizer is missing"):
         BPE()
     with pytest.raises(FileNotFoundError, match="there is no such file"):

@@ -55,28 +55,29 @@ def make(length, rate, spread=3.0):
 @pytest.mark.parametrize(("places", "count"), [(7, 0), (7, 1), (7, 3), (7, 6), (7, 7), (1, 1)])
 def test_the_sums_are_those_over_all_subsets(places, count):
     log_odds = 2 * torch.randn(2, places, dtype=torch.float64)
-    found = log_elementary_symmetric(log_odds, count)
+    sums = log_elementary_symmetric(log_odds, count)
     for i, c in itertools.product(range(places + 1), range(count + 1)):
         some = subsets(places - i, c).double()
         if len(some):
-            wanted = (log_odds[:, None, i:] * some).sum(-1).logsumexp(-1)
-            torch.testing.assert_close(found[:, i, c], wanted, rtol=1e-12, atol=1e-12)
+            expected = (log_odds[:, None, i:] * some).sum(-1).logsumexp(-1)
+            torch.testing.assert_close(sums[:, i, c], expected, rtol=1e-12, atol=1e-12)
         else:
-            assert (found[:, i, c] < NEVER / 2).all()
+            assert (sums[:, i, c] < NEVER / 2).all()
 
 
 @pytest.mark.parametrize("count", [1, 3, 6, 7])
 def test_the_law_is_that_of_independent_decisions_given_their_number(count):
     """All C(N, k) draws: the decisions' probabilities multiply to the law's, which sum to 1."""
     length = 8  # 7 places, the first one forced
-    agent, seen = make(length, (count + 0.5) / length), observe(2, length)
+    agent = make(length, (count + 0.5) / length)
+    observation = observe(2, length)
     drawn = torch.cat(
         [torch.ones(math.comb(6, count - 1), 1, dtype=torch.long), subsets(6, count - 1)], 1
     )
     action = drawn[:, None].expand(-1, 2, -1)
-    log_prob_CB = agent.score(seen, action)[keys.ACTION_LOG_PROB].sum(-1)
+    log_prob_CB = agent.score(observation, action)[keys.ACTION_LOG_PROB].sum(-1)
     torch.testing.assert_close(log_prob_CB.exp().sum(0), torch.ones(2).double(), rtol=0, atol=1e-12)
-    log_odds = agent._log_odds(seen)
+    log_odds = agent._log_odds(observation)
     torch.testing.assert_close(
         log_prob_CB, (action[..., 1:] * log_odds[:, 1:]).sum(-1).log_softmax(0)
     )
@@ -86,27 +87,29 @@ def test_the_law_is_that_of_independent_decisions_given_their_number(count):
 def test_every_decision_has_its_probability_given_the_earlier_ones():
     """Compare with the fraction of all draws with the same beginning which continue with a boundary."""
     length, count = 8, 4
-    agent, seen = make(length, 0.5), observe(1, length)
+    agent = make(length, 0.5)
+    observation = observe(1, length)
     drawn = torch.cat(
         [torch.ones(math.comb(6, count - 1), 1, dtype=torch.long), subsets(6, count - 1)], 1
     )
-    scored = agent.score(seen, drawn[:, None])
+    scored = agent.score(observation, drawn[:, None])
     prob_C = scored[keys.ACTION_LOG_PROB].sum((1, 2)).exp()
-    for row, told in zip(drawn, scored[keys.BOUNDARY_PROB][:, 0], strict=True):
+    for row, prob_T in zip(drawn, scored[keys.BOUNDARY_PROB][:, 0], strict=True):
         for i in range(1, length - 1):
             alike = (drawn[:, :i] == row[:i]).all(1)
             share = prob_C[alike & (drawn[:, i] == 1)].sum() / prob_C[alike].sum()
-            torch.testing.assert_close(told[i], share, rtol=1e-10, atol=1e-12)
+            torch.testing.assert_close(prob_T[i], share, rtol=1e-10, atol=1e-12)
 
 
 def test_draws_invert_the_distribution_function():
     """Uniform noise u_i draws exactly where it is below the decision's probability, which is the law's own."""
     length, count = 6, 3
-    agent, seen = make(length, 0.55, spread=1.0), observe(1, length)
+    agent = make(length, 0.55, spread=1.0)
+    observation = observe(1, length)
     grid = (torch.arange(12).double() + 0.5) / 12
     noise = torch.cartesian_prod(*[grid] * 4)
     noise = nn.functional.pad(noise, (1, 0), value=0.5).unsqueeze(1)
-    drawn = agent.draw(seen, noise)
+    drawn = agent.draw(observation, noise)
     assert (drawn[keys.ACTION].sum(-1) == count).all()
     free = (drawn[keys.BOUNDARY_PROB] > 0) & (drawn[keys.BOUNDARY_PROB] < 1)
     assert free.any()
@@ -133,9 +136,10 @@ def test_the_gradient_of_a_draws_log_probability_is_the_draw_less_the_marginals(
 
 def test_at_its_start_all_draws_are_equally_likely_and_an_even_push_changes_nothing():
     length = 9
-    agent, seen = ConditionalBernoulli(WIDTH, length, rate=0.45).double(), observe(1, length)
+    agent = ConditionalBernoulli(WIDTH, length, rate=0.45).double()
+    observation = observe(1, length)
     drawn = torch.cat([torch.ones(math.comb(7, 3), 1, dtype=torch.long), subsets(7, 3)], 1)[:, None]
-    log_prob = agent.score(seen, drawn)[keys.ACTION_LOG_PROB].sum((1, 2))
+    log_prob = agent.score(observation, drawn)[keys.ACTION_LOG_PROB].sum((1, 2))
     torch.testing.assert_close(log_prob, torch.full_like(log_prob, -math.log(math.comb(7, 3))))
     log_odds = torch.randn(5, dtype=torch.float64)
     left = torch.full((5,), 1)
@@ -146,40 +150,43 @@ def test_at_its_start_all_draws_are_equally_likely_and_an_even_push_changes_noth
     torch.testing.assert_close(*logits)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.integers(4, 30), st.floats(0.26, 0.95), st.integers(1, 3), st.integers(0, 999))
 def test_every_history_has_the_exact_number(length, rate, ahead, seed):
     """After the history there are no boundaries."""
     torch.manual_seed(seed)
-    agent, seen = make(length, rate), observe(3, length + ahead - 1, ahead)
-    td = agent.draw(seen, torch.rand(2, 3, length + ahead - 2, dtype=torch.float64))
+    agent = make(length, rate)
+    observation = observe(3, length + ahead - 1, ahead)
+    td = agent.draw(observation, torch.rand(2, 3, length + ahead - 2, dtype=torch.float64))
     assert (td[keys.ACTION].sum(-1) == agent.count).all()
     assert (td[keys.ACTION][..., 0] == 1).all()
     assert (td[keys.ACTION][..., length - 1 :] == 0).all()
-    torch.testing.assert_close(td, agent.score(seen, td[keys.ACTION]))
+    torch.testing.assert_close(td, agent.score(observation, td[keys.ACTION]))
 
 
 def test_single_precision_is_close_to_double_for_long_histories():
     length = 512
-    agent, seen = make(length, 1 / 16), observe(2, length)
+    agent = make(length, 1 / 16)
+    observation = observe(2, length)
     noise = torch.rand(3, 2, length - 1)
-    fine = agent.draw(seen, noise.double())
-    seen.set(keys.ENCODING, seen[keys.ENCODING].float())
-    coarse = agent.float().score(seen, fine[keys.ACTION])
+    fine = agent.draw(observation, noise.double())
+    observation.set(keys.ENCODING, observation[keys.ENCODING].float())
+    coarse = agent.float().score(observation, fine[keys.ACTION])
     assert (fine[keys.ACTION].sum(-1) == 32).all()
     torch.testing.assert_close(
         coarse[keys.ACTION_LOG_PROB].double(), fine[keys.ACTION_LOG_PROB], rtol=1e-3, atol=1e-4
     )
     gradients = torch.autograd.grad(coarse[keys.ACTION_LOG_PROB].sum(), list(agent.parameters()))
     assert all(bool(g.isfinite().all()) for g in gradients)
-    assert (agent.draw(seen, noise)[keys.ACTION].sum(-1) == 32).all()
+    assert (agent.draw(observation, noise)[keys.ACTION].sum(-1) == 32).all()
 
 
 def test_what_it_reads_reaches_to_both_ends_of_the_history_and_not_beyond():
     length, ahead = 40, 4
-    agent, seen = make(length - ahead + 1, 0.2), observe(1, length, ahead)
-    encoding = seen[keys.ENCODING].requires_grad_()
-    middle = agent._log_odds(seen)[0, 18]
+    agent = make(length - ahead + 1, 0.2)
+    observation = observe(1, length, ahead)
+    encoding = observation[keys.ENCODING].requires_grad_()
+    middle = agent._log_odds(observation)[0, 18]
     (gradient,) = torch.autograd.grad(middle, encoding)
     reached = gradient[0].abs().sum(-1) > 0
     assert reached[: length - ahead].all()
@@ -201,10 +208,11 @@ def test_wrong_options_are_refused(options, message):
 
 
 def test_other_numbers_of_boundaries_are_refused():
-    agent, seen = make(8, 0.5), observe(1, 8)
+    agent = make(8, 0.5)
+    observation = observe(1, 8)
     with pytest.raises(
         ValueError, match="the conditional agent draws 4 boundaries in every sequence"
     ):
-        agent.score(seen, torch.tensor([[1, 1, 0, 0, 0, 0, 1]]))
+        agent.score(observation, torch.tensor([[1, 1, 0, 0, 0, 0, 1]]))
     with pytest.raises(ValueError, match="decides by the whole history"):
-        agent(seen[:, 3])
+        agent(observation[:, 3])

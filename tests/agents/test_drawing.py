@@ -56,11 +56,13 @@ def draw_sequentially(agent, observation, noise_BT):
     if agent.projection.bias is not None:
         bias = agent.projection.bias.tolist()
     rate_logit = agent.bias
-    actions, logits = [], []
+    actions = []
+    logits = []
     for b, (batch_row, noise_row) in enumerate(
         zip(observation[keys.ENCODING].tolist(), noise_BT.tolist(), strict=True)
     ):
-        a, l_row = [], []
+        a = []
+        l_row = []
         for i, (x, u) in enumerate(zip(batch_row, noise_row, strict=True)):
             projected = []
             for row, constant in zip(weight, bias, strict=True):
@@ -86,20 +88,18 @@ def draw_sequentially(agent, observation, noise_BT):
 @pytest.mark.parametrize("start", [torch.zeros, torch.ones, torch.rand])
 def test_compiled_rounds_change_no_draw(start):
     """Compiled rounds may round differently, or be too few: the actions converge in the arithmetic of the rest."""
-    agent, observation, noise = (
-        make_learned(3),
-        random_observation(2, 30),
-        torch.rand(2, 29, dtype=torch.float64),
-    )
+    agent = make_learned(3)
+    observation = random_observation(2, 30)
+    noise = torch.rand(2, 29, dtype=torch.float64)
     observation = observation[:, :-1]
     expected = agent.draw(observation, noise)
     agent._compiled_rounds = lambda action, *_: (start(2, 29).round().long(), action)
-    got = agent.draw(observation, noise)
-    assert torch.equal(got[keys.ACTION], expected[keys.ACTION])
-    assert torch.equal(got[keys.BOUNDARY_LOGITS], expected[keys.BOUNDARY_LOGITS])
+    compiled = agent.draw(observation, noise)
+    assert torch.equal(compiled[keys.ACTION], expected[keys.ACTION])
+    assert torch.equal(compiled[keys.BOUNDARY_LOGITS], expected[keys.BOUNDARY_LOGITS])
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     st.integers(0, 8),
     st.integers(1, 64),
@@ -119,9 +119,9 @@ def test_parallel_draws_equal_sequential_draws(window, length, spread, train, sa
     assert drawn.batch_size == noise.shape
     for k, noise_BT in enumerate(noise.view(-1, 2, length)):
         action_BT, logits_BT = draw_sequentially(agent, observation, noise_BT)
-        got = drawn if samples is None else drawn[k]
-        assert torch.equal(got[keys.ACTION], action_BT)
-        torch.testing.assert_close(got[keys.BOUNDARY_LOGITS], logits_BT)
+        sample = drawn if samples is None else drawn[k]
+        assert torch.equal(sample[keys.ACTION], action_BT)
+        torch.testing.assert_close(sample[keys.BOUNDARY_LOGITS], logits_BT)
 
 
 def test_drawing_settles_however_long_the_chain_of_consequences():
@@ -161,7 +161,7 @@ def test_nan_ends_the_drawing_and_shows_in_the_loss():
     assert drawn[keys.ACTION_LOG_PROB].isnan().any()
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.integers(0, 8), st.integers(1, 20), st.booleans(), seeds)
 def test_log_prob_and_entropy_are_a_bernoullis(window, length, train, seed):
     torch.manual_seed(seed)
@@ -170,7 +170,8 @@ def test_log_prob_and_entropy_are_a_bernoullis(window, length, train, seed):
     drawn = agent.draw(observation, torch.rand(2, length))
     decided = observation[keys.DECISION_MASK]
     bernoulli = Bernoulli(logits=drawn[keys.BOUNDARY_LOGITS])
-    log_prob, entropy = bernoulli.log_prob(drawn[keys.ACTION].double()), bernoulli.entropy()
+    log_prob = bernoulli.log_prob(drawn[keys.ACTION].double())
+    entropy = bernoulli.entropy()
     torch.testing.assert_close(drawn[keys.ACTION_LOG_PROB], log_prob.where(decided, 0.0))
     torch.testing.assert_close(drawn[keys.ENTROPY], entropy.where(decided, 0.0))
     forced = (observation[keys.POSITION] == 0).double()
@@ -197,7 +198,9 @@ def test_probabilities_of_all_masks_sum_to_one(window):
 
 def test_draws_have_the_enumerated_frequencies():
     """The one statistical test of the whole path from noise to masks."""
-    agent, length, count = make_learned(2, 20.0), 4, 40_000
+    agent = make_learned(2, 20.0)
+    length = 4
+    count = 40_000
     masks = torch.tensor([(1, *rest) for rest in itertools.product((0, 1), repeat=length - 1)])
     encoding = torch.randn(length, WIDTH, dtype=torch.float64)
     prob = (
@@ -214,7 +217,7 @@ def test_draws_have_the_enumerated_frequencies():
     torch.testing.assert_close(frequency.double(), prob, rtol=0, atol=5 * 0.5 / count**0.5)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.integers(0, 8), st.integers(1, 30), st.booleans(), seeds)
 def test_one_position_at_a_time_equals_one_pass(window, length, train, seed):
     torch.manual_seed(seed)
@@ -284,7 +287,8 @@ def test_gradients_flow_into_weights_and_encoding():
 
 def test_logits_are_capped_in_training_only():
     agent = make_learned(1, 1000.0, softcap=3.0)
-    observation, noise = random_observation(4, 50), torch.rand(4, 50)
+    observation = random_observation(4, 50)
+    noise = torch.rand(4, 50)
     trained = agent.draw(observation, noise)[keys.BOUNDARY_LOGITS]
     evaluated = agent.eval().draw(observation, noise)[keys.BOUNDARY_LOGITS]
     assert trained.abs().max() <= 3
@@ -343,7 +347,7 @@ def fixed_draw(agent, length, batch=1):
     return agent.draw(random_observation(batch, length - 1), torch.rand(batch, length - 1))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(st.integers(2, 300), st.floats(0.01, 1.0))
 def test_uniform_draws_evenly(length, rate):
     """Exactly floor(N * rate) of N - 1 positions; the distances (to the last symbol, too) differ by one at most."""
@@ -367,7 +371,7 @@ def test_products_that_round_down_lose_no_boundary():
         assert fixed_draw(Random(rate, length), length)[keys.ACTION].sum() == count
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(2, 60), st.floats(0.02, 1.0) | st.just(1.0), seeds)
 def test_random_draws_its_number_always(length, rate, seed):
     assume(length * rate >= 1)
@@ -386,7 +390,9 @@ def test_random_places_are_equally_likely(count):
     assert agent.count == count
     prob_of = {}
     for rest in itertools.product((0, 1), repeat=length - 2):
-        mask, prob, drawn = (1, *rest), 1.0, 1
+        mask = (1, *rest)
+        prob = 1.0
+        drawn = 1
         for i in range(1, length - 1):
             p = float(agent._probability(torch.tensor(i), torch.tensor(drawn), torch.tensor(count)))
             prob *= p if mask[i] else 1 - p
@@ -403,12 +409,13 @@ def test_random_places_are_equally_likely(count):
 
 
 @pytest.mark.parametrize("kind", [Uniform, Random])
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.integers(3, 40), st.floats(0.1, 1.0))
 def test_random_rounding_hits_the_rate_on_average(kind, length, rate):
     """Over evenly spread u_0 the mean number is (N - 1) * rate, up to one part in their number."""
     assume(length * rate >= 1)
-    batch, places = 200, length - 1
+    batch = 200
+    places = length - 1
     assume(places * rate >= 1)
     noise = torch.rand(batch, places, dtype=torch.float64)
     noise[:, 0] = (torch.arange(batch) + 0.5) / batch
@@ -455,7 +462,8 @@ def test_random_log_prob_is_that_of_one_set_in_all():
 @pytest.mark.parametrize("kind", [Uniform, Random])
 def test_fixed_agents_step_as_they_draw(kind):
     agent = kind(0.3, 20)
-    observation, noise_BT = random_observation(3, 19), torch.rand(3, 19)
+    observation = random_observation(3, 19)
+    noise_BT = torch.rand(3, 19)
     drawn = agent.draw(observation, noise_BT)
     observation[keys.TOKEN_COUNT] = drawn[keys.ACTION].cumsum(1) - drawn[keys.ACTION]
     for i in range(19):

@@ -40,7 +40,7 @@ def make(length, rate, window=2, spread=2.0):
     return agent
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.integers(4, 30), st.floats(0.26, 0.95), st.integers(0, 3), st.integers(0, 999))
 def test_every_sequence_has_the_exact_number(length, rate, window, seed):
     torch.manual_seed(seed)
@@ -53,7 +53,8 @@ def test_every_sequence_has_the_exact_number(length, rate, window, seed):
 @pytest.mark.parametrize("spread", [0.0, 2.0])
 def test_probabilities_of_all_boundaries_sum_to_one(spread):
     length, rate = 8, 0.5  # 4 boundaries, one of them forced, 6 places for the other three
-    agent, observation = make(length, rate, spread=spread), observe(1, length)
+    agent = make(length, rate, spread=spread)
+    observation = observe(1, length)
     free = torch.tensor(
         [bits for bits in itertools.product((0, 1), repeat=length - 2) if sum(bits) == 3]
     )
@@ -92,15 +93,18 @@ def test_the_score_function_is_exact_for_it():
 def test_an_even_push_on_all_logits_spends_the_count_early_or_late(push):
     """All C(10, 4) draws: the remaining count per remaining position is constant on average only without one."""
     length, count = 12, 5
-    agent, seen = make(length, 0.45, window=0).eval(), observe(1, length)
+    agent = make(length, 0.45, window=0).eval()
+    observation = observe(1, length)
     with torch.no_grad():
         agent.projection.weight.zero_()[0, 0] = push
-    seen[keys.ENCODING][..., 0] = 1.0
+    observation[keys.ENCODING][..., 0] = 1.0
     free = torch.tensor(
         [bits for bits in itertools.product((0, 1), repeat=length - 2) if sum(bits) == count - 1]
     )
     action_CT = torch.cat([torch.ones(len(free), 1, dtype=torch.long), free], 1)
-    prob_C = agent.score(seen, action_CT.unsqueeze(1))[keys.ACTION_LOG_PROB].sum((1, 2)).exp()
+    prob_C = (
+        agent.score(observation, action_CT.unsqueeze(1))[keys.ACTION_LOG_PROB].sum((1, 2)).exp()
+    )
     left_CT = count - (action_CT.cumsum(1) - action_CT)
     rate_T = (prob_C[:, None] * left_CT).sum(0)[1:] / torch.arange(length - 2, 0, -1)
     change = rate_T.diff().sign().sum() / (length - 3)

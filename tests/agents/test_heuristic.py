@@ -108,7 +108,8 @@ def test_theta_comes_to_the_rate_and_is_used_before_it_is_moved(mode, rate):
 
 def test_theta_is_arunning_mean_of_quantiles_over_what_is_decided():
     agent = Entropy(0.25, momentum=0.75)
-    first, second = torch.tensor([[9.0, 1, 2, 3, 4, 5]]), torch.tensor([[0.0, 6, 7, 8, 9, 10]])
+    first = torch.tensor([[9.0, 1, 2, 3, 4, 5]])
+    second = torch.tensor([[0.0, 6, 7, 8, 9, 10]])
     for entropy_BT in (first, second):
         decided = torch.arange(6) > 0
         td = TensorDict({keys.EARLY_ENTROPY: entropy_BT}, batch_size=(1, 6))
@@ -123,7 +124,7 @@ def test_theta_is_arunning_mean_of_quantiles_over_what_is_decided():
     assert other.theta == agent.theta
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     st.sampled_from(["whitespace", "global", "monotonic"]),
     st.integers(1, 15),
@@ -178,14 +179,14 @@ def series(value_BT):
 
 
 def events_of(values, refractory):
-    found = [0]
+    events = [0]
     for i in range(1, len(values)):
-        if abs(values[i] - values[i - 1]) > 1 and i - found[-1] >= refractory:
-            found.append(i)
-    return found
+        if abs(values[i] - values[i - 1]) > 1 and i - events[-1] >= refractory:
+            events.append(i)
+    return events
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     st.lists(st.integers(0, 2), min_size=1, max_size=20),
     st.integers(1, 6),
@@ -228,7 +229,7 @@ class Mute(Codec):
     embed = log_prob = sample = None
 
 
-def test_mistakes_are_told(tiny_lm):
+def test_mistakes_are_reported(tiny_lm):
     for options, message in (
         ({"rate": 0.0}, r"agent\.rate = 0\.0"),
         ({"rate": 1.0}, r"agent\.rate = 1\.0"),

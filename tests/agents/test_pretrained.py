@@ -11,6 +11,7 @@ from episodes import Noise, random_noise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict.nn import TensorDictSequential
+from tiny import overrides
 from torch.testing import assert_close
 
 from tokenv.agents.heuristic import Entropy
@@ -56,7 +57,7 @@ def load(lm, agent, **options):
     return PretrainedAgent(agent, encoder, partial(EncoderStepper, encoder), **options)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(
     st.sampled_from(["learned", "entropy"]),
     st.booleans(),
@@ -65,7 +66,9 @@ def load(lm, agent, **options):
     st.integers(0, 99),
 )
 def test_it_decides_as_on_its_old_model_step_by_step_and_at_once(kind, frozen, batch, length, seed):
-    old, new, agent = make_lm(), make_lm(width=8, window=3, seed=1), make_agent(kind)
+    old = make_lm()
+    new = make_lm(width=8, window=3, seed=1)
+    agent = make_agent(kind)
     if kind == "entropy":
         torch.nn.init.normal_(old.early_head.weight)
     mine = load(old, agent, frozen=frozen)
@@ -95,7 +98,8 @@ def test_it_scores_what_it_draws():
 
 
 def test_only_a_free_one_has_gradients_and_none_reach_the_new_model():
-    symbol_BN, new = torch.randint(256, (2, 9)), make_lm(seed=1)
+    symbol_BN = torch.randint(256, (2, 9))
+    new = make_lm(seed=1)
     for frozen in (False, True):
         mine = load(make_lm(), make_agent("learned"), frozen=frozen)
         log_prob = rollout(new, mine, symbol_BN)[keys.ACTION_LOG_PROB].sum()
@@ -119,7 +123,8 @@ def test_positions_come_in_order():
 
 
 def test_generation_equals_one_pass_over_the_result():
-    new, mine = make_lm(seed=1), load(make_lm(), make_agent("learned"))
+    new = make_lm(seed=1)
+    mine = load(make_lm(), make_agent("learned"))
     written = generate(
         new, mine, torch.randint(256, (2, 5)), 8, generator=torch.Generator().manual_seed(3)
     )
@@ -169,20 +174,20 @@ def test_an_agent_goes_to_another_source(series_settings, old_run, tmp_path, fro
     assert (last.loss_early is None) is frozen
 
 
-def test_the_old_run_may_go_and_resuming_equals_never_having_stopped(
+def test_without_the_old_run_resuming_equals_never_having_stopped(
     series_settings, old_run, tmp_path
 ):
     config = on_bursts(series_settings, old_run, frozen=False)
     _, whole = train(config, tmp_path / "whole" / "checkpoints", lambda *_: None)
     shutil.rmtree(old_run)
-    found = checkpoints.list_complete(tmp_path / "whole" / "checkpoints")
-    again = resolve([], {}, checkpoints.load(found[0]).state["config"])
-    assert again == config
+    saved = checkpoints.list_complete(tmp_path / "whole" / "checkpoints")
+    stored_config = resolve([], {}, checkpoints.load(saved[0]).state["config"])
+    assert stored_config == config
     _, resumed = train(
-        again,
+        stored_config,
         tmp_path / "resumed" / "checkpoints",
         lambda *_: None,
-        resume=checkpoints.load(found[0]),
+        resume=checkpoints.load(saved[0]),
     )
     for name in whole.keys() - {"train/symbols_per_second"}:
         assert resumed[name] == whole[name], name
@@ -200,18 +205,16 @@ def test_a_loaded_agent_can_be_loaded(series_settings, old_run, tmp_path):
     assert all(torch.equal(one[name], other[name]) for name in one)
 
 
-def test_commands_take_and_show_it(tiny_settings, tmp_path, monkeypatch):
+def test_commands_train_segment_and_evaluate_with_a_pretrained_agent(
+    tiny_settings, tmp_path, monkeypatch
+):
     monkeypatch.chdir(tmp_path)
-    words = [
-        f"{section}.{key}={value}"
-        for section, of in tiny_settings.items()
-        for key, value in of.items()
-    ]
+    words = overrides(tiny_settings)
     run_command("train", ["with", *words])
-    asked = [word for word in words if not word.startswith("agent.")]
+    settings = [word for word in words if not word.startswith("agent.")]
     run_command(
         "train",
-        ["with", *asked, "agent.pretrained=runs/1", "agent.frozen=True", "data.lexicon_size=30"],
+        ["with", *settings, "agent.pretrained=runs/1", "agent.frozen=True", "data.lexicon_size=30"],
     )
     shutil.rmtree("runs/1")
     assert run_command("segment", ["with", "run=runs/2", "text=abcdef"])["characters"] == 6
@@ -241,7 +244,7 @@ def test_a_stored_section_of_wrong_types_is_one_message(series_settings, old_run
     assert refused > 100
 
 
-def test_mistakes_are_told(series_settings, tiny_settings, old_run, tmp_path):
+def test_mistakes_are_reported(series_settings, tiny_settings, old_run, tmp_path):
     for agent, message in (
         ({"window": 3}, r"agent\.window: beside agent\.pretrained expected only agent\.frozen"),
         ({"frozen": "yes"}, r"agent\.frozen = 'yes': expected true"),
@@ -251,12 +254,12 @@ def test_mistakes_are_told(series_settings, tiny_settings, old_run, tmp_path):
     with pytest.raises(FileNotFoundError, match="no complete checkpoint in"):
         on_bursts(series_settings, tmp_path / "nowhere")
     base = resolve([], series_settings).as_dict()
-    asked = {"agent": {"pretrained": str(old_run)}}
+    updates = {"agent": {"pretrained": str(old_run)}}
     with pytest.raises(ValueError, match=r"rate = 0\.3: the agent that .* expected rate=0\.2"):
-        build_components(resolve([], asked | {"rate": 0.3}, base), torch.device("meta"))
+        build_components(resolve([], updates | {"rate": 0.3}, base), torch.device("meta"))
     with pytest.raises(ValueError, match="load an agent that was trained on data of this kind"):
         build_components(
-            resolve([], asked, resolve([], tiny_settings).as_dict()), torch.device("meta")
+            resolve([], updates, resolve([], tiny_settings).as_dict()), torch.device("meta")
         )
     train(
         resolve([], series_settings | {"agent": {"name": "uniform"}}),

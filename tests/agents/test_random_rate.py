@@ -26,7 +26,8 @@ def observe(batch, length, length_B=None):
 
 
 def test_every_sample_of_every_sequence_has_a_rate_of_its_own():
-    agent, noise = RandomRate(0.1, 0.5), torch.rand(2, 3, 20_001)
+    agent = RandomRate(0.1, 0.5)
+    noise = torch.rand(2, 3, 20_001)
     drawn = agent.draw(observe(3, 20_001), noise)
     rate = 0.1 + 0.4 * noise[..., 0]
     assert (drawn[keys.ACTION][..., 0] == 1).all()
@@ -49,7 +50,8 @@ def test_rates_are_even_between_the_bounds():
 def test_probabilities_are_those_of_the_draws():
     """Forced boundaries have probability 1, and no boundary is drawn in the padding."""
     drawn = RandomRate().draw(observe(2, 8, torch.tensor([8, 4])), torch.rand(2, 8))
-    action, prob = drawn[keys.ACTION], drawn[keys.BOUNDARY_PROB]
+    action = drawn[keys.ACTION]
+    prob = drawn[keys.BOUNDARY_PROB]
     assert not action[1, 4:].any()
     torch.testing.assert_close(
         drawn[keys.ACTION_LOG_PROB].exp(), torch.where(action.bool(), prob, 1 - prob)
@@ -57,11 +59,12 @@ def test_probabilities_are_those_of_the_draws():
     assert (drawn[keys.ACTION_LOG_PROB][:, 0] == 0).all()
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.integers(1, 4), st.integers(1, 12), st.integers(0, 1000))
 def test_one_position_at_a_time_equals_one_pass(batch, length, seed):
     torch.manual_seed(seed)
-    agent, noise = RandomRate(), torch.rand(batch, length)
+    agent = RandomRate()
+    noise = torch.rand(batch, length)
     observation = observe(batch, length, torch.randint(1, length + 1, (batch,)))
     drawn = agent.draw(observation, noise)
     for i in range(length):
@@ -88,7 +91,8 @@ def test_rows_that_start_anew_get_a_new_rate():
 
 def test_the_environment_steps_as_it_passes(tiny_lm):
     source = TensorSource(torch.randint(256, (4, 10)))
-    env, agent = TokenizationEnv(tiny_lm, source, 2, window=0), RandomRate()
+    env = TokenizationEnv(tiny_lm, source, 2, window=0)
+    agent = RandomRate()
     noise = torch.rand(2, 9)
     stepped = env.rollout(9, lambda td: agent(td.set(keys.NOISE, noise[:, td[keys.POSITION][0]])))
     symbol_BN = torch.cat([stepped[keys.SYMBOL], stepped["next", keys.SYMBOL][:, -1:]], 1)
@@ -106,7 +110,8 @@ def test_without_noise_a_row_keeps_the_rate_that_it_drew(tiny_lm):
 
 
 def test_writing_on_draws_as_one_pass_does(tiny_lm):
-    prompt, agent = torch.randint(256, (3, 4)), RandomRate()
+    prompt = torch.randint(256, (3, 4))
+    agent = RandomRate()
     written = generate(tiny_lm, agent, prompt, 8, generator=torch.Generator().manual_seed(5))
     noise = torch.rand(3, 12, generator=torch.Generator().manual_seed(5))
     drawn = agent.draw(observe(3, 12), noise)

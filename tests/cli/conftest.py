@@ -7,18 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tiny import settings
+from tiny import overrides, settings
 
 from tokenv.cli.main import run_command
 
 
 @pytest.fixture
 def tiny_words(tiny_settings: dict[str, Any]) -> list[str]:
-    return [
-        f"{section}.{key}={value}"
-        for section, of in tiny_settings.items()
-        for key, value in of.items()
-    ]
+    return overrides(tiny_settings)
 
 
 @pytest.fixture(scope="session")
@@ -28,11 +24,7 @@ def train_once(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     @functools.cache
     def train(*changes: str) -> Path:
         folder = tmp_path_factory.mktemp("trained")
-        words = [
-            f"{section}.{key}={value}"
-            for section, of in settings().items()
-            for key, value in of.items()
-        ]
+        words = overrides(settings())
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(folder)
             run_command("train", ["with", *words, *changes])

@@ -43,8 +43,8 @@ def test_reading_and_generating_are_timed_by_rate(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    asked = ["repeats=1", "stepping=False", "rates=[0.1, 0.5]"]
-    rates = run_command("bench", ["with", *tiny_words, *asked])["rates"]
+    options = ["repeats=1", "stepping=False", "rates=[0.1, 0.5]"]
+    rates = run_command("bench", ["with", *tiny_words, *options])["rates"]
     assert list(rates) == ["0.1", "0.5"]
     assert rates["0.1"]["flops"] < rates["0.5"]["flops"]
     assert all(of["reading"] > of["writing"] > 0 < of["writing_together"] for of in rates.values())
@@ -68,7 +68,7 @@ def test_forecasts_are_timed_by_samples(
         "data.options.context=8",
         "codec.name=series",
     ]
-    asked = [
+    settings = [
         *tiny_words,
         *of_series,
         "data.seq_len=24",
@@ -76,12 +76,13 @@ def test_forecasts_are_timed_by_samples(
         "samples=[256, 512]",
         "horizon=4",
     ]
-    speed = run_command("bench", ["with", *asked, "codec.horizon=4"])["forecasts_per_second"]
+    speed = run_command("bench", ["with", *settings, "codec.horizon=4"])["forecasts_per_second"]
     assert list(speed) == ["256", "512", "direct"]
     assert speed["direct"] > speed["256"] > 0
     assert "forecasts per second, 4 steps after 20" in " ".join(capsys.readouterr().out.split())
     alone = run_command(
-        "bench", ["with", *asked, "codec.horizon=4", "codec.direct=True", "data.options.context=20"]
+        "bench",
+        ["with", *settings, "codec.horizon=4", "codec.direct=True", "data.options.context=20"],
     )
     assert list(alone["forecasts_per_second"]) == ["direct"]
     for more, message in (
@@ -90,7 +91,7 @@ def test_forecasts_are_timed_by_samples(
         (["rates=[0.5]"], "expected neither scaling nor rates beside it"),
     ):
         with pytest.raises(UserError, match=message):
-            run_command("bench", ["with", *asked, *more])
+            run_command("bench", ["with", *settings, *more])
     with pytest.raises(UserError, match=r"with data\.kind = 'text': expected series"):
         run_command("bench", ["with", *tiny_words, "repeats=1", "samples=[256, 512]", "horizon=4"])
 
@@ -106,8 +107,8 @@ def test_scaling_measures_every_size(
     tiny_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    wanted = ["repeats=1", "plain=True", "scaling={'data.seq_len': [32]}", "out=grown"]
-    rows = run_command("bench", ["with", *tiny_words, *wanted])["scaling"]
+    options = ["repeats=1", "plain=True", "scaling={'data.seq_len': [32]}", "out=grown"]
+    rows = run_command("bench", ["with", *tiny_words, *options])["scaling"]
     assert [(row["key"], row["value"]) for row in rows] == [("data.seq_len", 32)]
     assert all(row["plain_over_learned"] > 0 and row["peak_memory_gib"] > 0 for row in rows)
     header, *lines = Path("grown.csv").read_text().splitlines()
@@ -134,12 +135,12 @@ def test_scaling_over_processes(
     tiny_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    wanted = [
+    options = [
         "repeats=1",
         "train.gradient_accumulation_steps=2",
         "scaling={'ranks': [1, 2], 'data.seq_len': [32, 64]}",
     ]
-    one, two, size, _ = run_command("bench", ["with", *tiny_words, *wanted])["scaling"]
+    one, two, size, _ = run_command("bench", ["with", *tiny_words, *options])["scaling"]
     assert two["peak_memory_gib"] > 1.5 * one["peak_memory_gib"]  # of both processes
     assert "model_flops_utilisation" in size
     assert len(Path("scaling.csv").read_text().splitlines()) == 5
@@ -176,8 +177,8 @@ def test_memory_and_time_are_planned(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    found = run_command("bench", ["with", *tiny_words, "plan=True", "train.batch_size=64"])
-    assert found["ranks"][-1]["world"] == 64
+    plan = run_command("bench", ["with", *tiny_words, "plan=True", "train.batch_size=64"])
+    assert plan["ranks"][-1]["world"] == 64
     shown = " ".join(capsys.readouterr().out.split())
     assert "GiB per rank" in shown
     assert "989 TFLOP/s each, 40% used" in shown

@@ -140,7 +140,7 @@ def test_methods_of_odd_names_take_text(tmp_path: Path) -> None:
 def test_text_options_of_sections_are_listed() -> None:
     """All other texts are choices, of which none looks like a number."""
     choices = {"pooling", "rounding", "align", "mode", "density"}
-    found = {"name"}
+    text_options = {"name"}
     tables = {
         "agent": AGENTS,
         "estimator": ESTIMATORS,
@@ -150,10 +150,10 @@ def test_text_options_of_sections_are_listed() -> None:
     for section, table in tables.items():
         for name in table:
             for key, parameter in parameters(find(section, name, table)).items():
-                found |= (
+                text_options |= (
                     {key} if re.search(r"\bstr\b|\bPath\b", str(parameter.annotation)) else set()
                 )
-    assert found - choices - {"train_tokenizer"} <= set(SECTION_TEXTS)
+    assert text_options - choices - {"train_tokenizer"} <= set(SECTION_TEXTS)
 
 
 def test_segment_cuts_the_text_that_was_typed(
@@ -196,9 +196,9 @@ def test_command_lines_in_help_are_valid(command: str, capsys: pytest.CaptureFix
     if command:
         print_help(command, summaries()[command])
     text = re.sub(r"\s+", " ", capsys.readouterr().out) if command else overview()
-    found = POINTER.findall(text)
-    assert found
-    for name, words in found:
+    command_lines = POINTER.findall(text)
+    assert command_lines
+    for name, words in command_lines:
         if name in COMMANDS.names() or command == "":
             prose = [word for word in shlex.split(words) if "=" in word or word in (*KINDS, "with")]
             check_pointer(name, prose)

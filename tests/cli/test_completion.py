@@ -57,7 +57,7 @@ def test_lines_are_completed(line: str, some: set[str], others: set[str], tmp_pa
     assert not others & answers
 
 
-def test_runs_are_found(tmp_path: Path) -> None:
+def test_runs_are_completed(tmp_path: Path) -> None:
     (tmp_path / "runs" / "1").mkdir(parents=True)  # has no checkpoint
     checkpoint = tmp_path / "runs" / "2" / "checkpoints" / "step-00000001"
     checkpoint.mkdir(parents=True)

@@ -20,15 +20,15 @@ def test_evaluate_and_generate(
         f"run={trained}",
         "data.validation_source=other.txt",
         "sequences=6",
-        "json=found.json",
+        "json=evaluation.json",
     ]
     other = run_command("evaluate", elsewhere)["sampled"]
     printed = capsys.readouterr().out
     assert "No standard error: all sequences are of one document" in printed
     assert "nan" not in printed
-    told = json.loads(Path("found.json").read_text())["sampled"]
-    assert told["standard_error"] is None
-    assert told["bits_per_byte"] == other["bits_per_byte"]
+    stored = json.loads(Path("evaluation.json").read_text())["sampled"]
+    assert stored["standard_error"] is None
+    assert stored["bits_per_byte"] == other["bits_per_byte"]
     assert other["bits_per_byte"] != results["sampled"]["bits_per_byte"]
     assert other["boundary_f1"] is None
     with pytest.raises(ValueError, match=r"unknown key data\.sorce: did you mean 'source'"):
@@ -36,7 +36,7 @@ def test_evaluate_and_generate(
     monkeypatch.setattr("tokenv.data.corpus.load_corpus", None)  # the corpus is not read for it
     with pytest.raises(ValueError, match="a corpus of text has no test side"):
         run_command("evaluate", ["with", f"run={trained}", "split=test"])
-    wanted = [
+    request = [
         "with",
         f"run={trained}",
         "text=ab",
@@ -44,7 +44,7 @@ def test_evaluate_and_generate(
         "temperature=0",
         "json=written.json",
     ]
-    written = run_command("generate", wanted)
+    written = run_command("generate", request)
     assert "".join(
         token["text"] for token in json.loads(Path("written.json").read_text())["tokens"]
     ).startswith("ab")

@@ -30,17 +30,8 @@ def _here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-@pytest.fixture
-def tiny_words(tiny_settings: dict[str, Any]) -> list[str]:
-    return [
-        f"{section}.{key}={value}"
-        for section, of in tiny_settings.items()
-        for key, value in of.items()
-    ]
-
-
 class Mine(RunObserver):
-    """Remembers what it is told."""
+    """Record the events which it receives."""
 
     def __init__(self) -> None:
         self.told: list[str] = []
@@ -67,7 +58,8 @@ class Mine(RunObserver):
 
 
 def test_an_observer_of_ones_own_hears_of_everything(tiny_words: list[str]) -> None:
-    mine, ex = Mine(), experiment("train", *tiny_words)
+    mine = Mine()
+    ex = experiment("train", *tiny_words)
     ex.observers.append(mine)
     ex.run()
     assert mine.told == ["started", "completed"]
@@ -87,7 +79,8 @@ def test_every_command_is_an_experiment(command: str, tiny_words: list[str]) -> 
         "segment": ["text=abc", "out=null"],
         "generate": ["text=abc", "max_new_tokens=2"],
     }
-    mine, ex = Mine(), experiment(command, "run=runs/1", *words[command])
+    mine = Mine()
+    ex = experiment(command, "run=runs/1", *words[command])
     ex.observers.append(mine)
     ex.run()
     assert mine.told == ["started", "completed"]
@@ -171,10 +164,10 @@ def test_queue(tiny_words: list[str], capsys: pytest.CaptureFixture[str]) -> Non
         "queued: runs/1; start it with: tokenv train with runs/1/config.json"
         in capsys.readouterr().out
     )
-    told = json.loads(Path("runs/1/run.json").read_text())
-    assert told["status"] == "QUEUED"
-    assert all(Path("runs", kept).is_file() for _, kept in told["experiment"]["sources"])
-    assert len(told["experiment"]["sources"]) > 100
+    record = json.loads(Path("runs/1/run.json").read_text())
+    assert record["status"] == "QUEUED"
+    assert all(Path("runs", kept).is_file() for _, kept in record["experiment"]["sources"])
+    assert len(record["experiment"]["sources"]) > 100
     run_command("train", ["with", "runs/1/config.json"])
     assert json.loads(Path("runs/2/run.json").read_text())["status"] == "COMPLETED"
 
@@ -196,12 +189,12 @@ def _settings(tiny_settings: dict[str, Any]) -> dict[str, Any]:
     ],
     ids=["str", "bytes", "datasets", "generator"],
 )
-def test_texts_that_one_has_are_trained_on(tiny_settings: dict[str, Any], texts: Any) -> None:
+def test_texts_in_memory_are_trained_on(tiny_settings: dict[str, Any], texts: Any) -> None:
     model = tokenv.train(_settings(tiny_settings), texts=texts, column="words", seed=3)
     assert model.config.seed == 3
     assert model.tokens("document number 7")
-    told = json.loads(Path("runs/1/run.json").read_text())
-    assert told["status"] == "COMPLETED"
+    record = json.loads(Path("runs/1/run.json").read_text())
+    assert record["status"] == "COMPLETED"
     (kept,) = Path("runs/_texts").iterdir()
     assert model.config.data.source == str(kept.resolve())
     assert kept.name == write_documents(TEXTS, Path("elsewhere")).name  # whichever way they come

@@ -26,10 +26,10 @@ ROOT = Path(__file__).parents[2]
 
 
 def flat(values: dict, prefix: str = "") -> list[str]:
-    found = []
+    names = []
     for key, value in values.items():
-        found += flat(value, f"{prefix}{key}.") if isinstance(value, dict) else [f"{prefix}{key}"]
-    return found
+        names += flat(value, f"{prefix}{key}.") if isinstance(value, dict) else [f"{prefix}{key}"]
+    return names
 
 
 def test_every_key_of_a_run_has_meaning_default_and_range() -> None:

@@ -127,18 +127,18 @@ def test_advice_is_a_command_line_that_works(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UserError) as error:
         run_command(arguments.split()[0], shlex.split(arguments)[1:])
-    found = re.search(r"did you mean (tokenv .*)\? expected", str(error.value))
+    suggestion = re.search(r"did you mean (tokenv .*)\? expected", str(error.value))
     if advice is None:
-        assert found is None
+        assert suggestion is None
         return
-    assert found is not None
-    assert found[1] == advice
+    assert suggestion is not None
+    assert suggestion[1] == advice
     _, name, *words = shlex.split(advice)
-    seen = []
-    monkeypatch.setattr(load_command(name), "work", lambda command, _: seen.append(command))
+    commands = []
+    monkeypatch.setattr(load_command(name), "work", lambda command, _: commands.append(command))
     monkeypatch.setattr("tokenv.core.run_folders.find", lambda *_: tmp_path)
     run_command(name, words)
-    assert len(seen) == 1
+    assert len(commands) == 1
 
 
 @pytest.mark.parametrize(

@@ -25,11 +25,11 @@ def config(tiny_settings: dict[str, Any]) -> Config:
 
 
 def test_the_first_line_describes_the_run(trained: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    said = (trained / "cout.txt").read_text().splitlines()[0]
+    first_line = (trained / "cout.txt").read_text().splitlines()[0]
     assert re.fullmatch(
         r"runs/1 · 2,560 bytes of words, 32 a sequence · [\d,]+ parameters, 48 of the agent · "
         r"agent learned, estimator reinforce, rate 0.2 · cpu, float32, seed 0",
-        said,
+        first_line,
     )
     capfd.readouterr()
     run_command("train", ["with", f"resume={trained}/checkpoints/step-00000004", "-u"])

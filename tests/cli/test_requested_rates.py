@@ -26,18 +26,18 @@ def ranged(
 
 def test_a_run_with_a_range(ranged: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["with", f"run={ranged}", *FEW, "rates=[0.15, 0.3, 0.5]"]
-    found = run_command("evaluate", [*words, "calibrate=True", "json=found.json"])
+    report = run_command("evaluate", [*words, "calibrate=True", "json=evaluation.json"])
     shown = capsys.readouterr().out
     assert "bits per byte ±" in shown
     assert "rates: rates.csv, rates.png" in shown
-    points = found["points"]
+    points = report["points"]
     assert [(p["way"], p["target_rate"]) for p in points] == [
         (way, rate) for rate in (0.15, 0.3, 0.5) for way in ("told", "calibrated")
     ]
     told = [p for p in points if p["way"] == "told"]
     assert told[0]["boundary_rate"] < told[1]["boundary_rate"] < told[2]["boundary_rate"]
     assert told[0]["flops"] < told[1]["flops"] < told[2]["flops"]
-    assert json.loads(Path("found.json").read_text()) == found
+    assert json.loads(Path("evaluation.json").read_text()) == report
     with Path("rates.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [float(row["loss"]) for row in rows] == [p["loss"] for p in points]
@@ -68,15 +68,15 @@ def test_a_run_with_a_range(ranged: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_several_runs_on_one_text(ranged: Path, tiny_words: list[str]) -> None:
     run_command("train", ["with", *tiny_words])
     words = [f"run={ranged}", "rates=[0.2, 0.4]", *FEW]
-    found = run_command("evaluate", ["with", *words, "other_runs=['runs/2']"])["points"]
-    assert [(p["run"], p["way"], p["target_rate"]) for p in found] == [
+    points = run_command("evaluate", ["with", *words, "other_runs=['runs/2']"])["points"]
+    assert [(p["run"], p["way"], p["target_rate"]) for p in points] == [
         (str(ranged), "told", 0.2),
         (str(ranged), "told", 0.4),
         ("runs/2", "calibrated", 0.2),
         ("runs/2", "calibrated", 0.4),
     ]
     alone = run_command("evaluate", ["with", *words, "out=null"])["points"]
-    assert alone == found[:2]
+    assert alone == points[:2]
     run_command("train", ["with", *tiny_words, "data.seq_len=16"])
     with pytest.raises(
         UserError,
@@ -90,10 +90,10 @@ def test_several_runs_on_one_text(ranged: Path, tiny_words: list[str]) -> None:
 
 
 def test_a_run_of_one_rate(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = run_command(
+    report = run_command(
         "evaluate", ["with", f"run={trained}", *FEW, "rates=[0.1, 0.4]", "out=null"]
     )
-    assert [p["way"] for p in found["points"]] == ["calibrated", "calibrated"]
+    assert [p["way"] for p in report["points"]] == ["calibrated", "calibrated"]
     with pytest.raises(UserError, match=r"rate = 0\.3: this run was trained for one rate, 0\.2"):
         run_command("generate", ["with", f"run={trained}", "text=ab", "rate=0.3"])
     text = "a text that is cut as often as it is asked for"
@@ -124,17 +124,17 @@ def test_an_entropy_weight_is_compared_with_a_constant_bias(
     trained: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["with", f"run={trained}", *FEW, "rates=[0.3]"]
-    found = run_command("evaluate", [*words, "entropy_weight=[1]"])["points"]
-    assert [(p["way"], p["entropy_weight"]) for p in found] == [
+    points = run_command("evaluate", [*words, "entropy_weight=[1]"])["points"]
+    assert [(p["way"], p["entropy_weight"]) for p in points] == [
         ("calibrated", 0),
         ("entropy-weighted", 1),
     ]
-    assert found[1]["difference"] == pytest.approx(found[1]["loss"] - found[0]["loss"])
+    assert points[1]["difference"] == pytest.approx(points[1]["loss"] - points[0]["loss"])
     shown = " ".join(capsys.readouterr().out.split())
     assert "entropy-weighted" in shown
-    assert f"{found[1]['difference']:+.4f}" in shown
+    assert f"{points[1]['difference']:+.4f}" in shown
     assert Path("rates.png").read_bytes().startswith(b"\x89PNG")
-    assert run_command("evaluate", [*words, "out=null"])["points"] == found[:1]
+    assert run_command("evaluate", [*words, "out=null"])["points"] == points[:1]
 
 
 @pytest.mark.parametrize(
@@ -157,11 +157,11 @@ def test_invalid_requests_are_rejected(trained: Path, words: list[str], message:
         run_command("evaluate", ["with", f"run={trained}", *words])
     with pytest.raises(UserError, match=r"flops = .* and rate = .*: expected one of them"):
         run_command("generate", ["with", f"run={trained}", "text=a", "rate=0.1", "flops=1e5"])
-    for more, said in (
+    for more, expected in (
         ("tokens=0", "tokens = 0: expected a whole number of at least 1"),
         ("tokens=9", "expected 1 to 1, the bytes"),
     ):
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=expected):
             run_command("segment", ["with", f"run={trained}", "text=a", more])
     with pytest.raises(UserError, match=r"tokens = .* and rate = .*: expected one of them"):
         run_command("segment", ["with", f"run={trained}", "text=a", "rate=0.1", "tokens=1"])

@@ -77,19 +77,19 @@ def test_a_run_does_not_take_the_folder_of_another(
     ):
         with pytest.raises(SystemExit):
             main(["train", "with", *tiny_words, *flags])
-        said = capsys.readouterr().err
-        assert "tokenv: runs/1: is there already: choose another --id" in said
+        printed = capsys.readouterr().err
+        assert "tokenv: runs/1: is there already: choose another --id" in printed
     assert {path: path.read_bytes() for path in trained.rglob("*") if path.is_file()} == before
 
 
-def test_an_sql_observer_is_told_of_one_figure(tiny_words: list[str], tmp_path: Path) -> None:
+def test_an_sql_observer_receives_one_figure(tiny_words: list[str], tmp_path: Path) -> None:
     """One which a program has added, too."""
-    told = {}
+    events = {}
 
     class Sql(observers.SqlObserver):  # type: ignore[misc]
         def __getattribute__(self, name: str) -> Any:
             if name.endswith("_event"):
-                return lambda *_, **event: told.update({name: event})
+                return lambda *_, **event: events.update({name: event})
             return super().__getattribute__(name)
 
         def completed_event(self, stop_time: datetime, result: Any) -> None: ...
@@ -97,7 +97,7 @@ def test_an_sql_observer_is_told_of_one_figure(tiny_words: list[str], tmp_path: 
     ex = experiment("train", *tiny_words, store=tmp_path)
     ex.observers.append(Sql.create_from(None, None))
     result = ex.run().result
-    assert told["completed_event"]["result"] == result["bits_per_byte"]
+    assert events["completed_event"]["result"] == result["bits_per_byte"]
     assert json.loads((tmp_path / "1" / "run.json").read_text())["result"] == result
 
 
@@ -163,9 +163,9 @@ def test_git_runs_once_for_a_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path:
         (tmp_path / name).touch()
         sacred._add_source(experiment, tmp_path / name)
     assert calls == [(str(tmp_path / "in" / "README.md"), True)]
-    found = experiment.get_experiment_info()
-    assert len(found["sources"]) == 3
-    assert found["repositories"] == [{"url": "here", "commit": "abc", "dirty": False}] * 2
+    info = experiment.get_experiment_info()
+    assert len(info["sources"]) == 3
+    assert info["repositories"] == [{"url": "here", "commit": "abc", "dirty": False}] * 2
 
 
 def test_a_full_disk_leaves_the_old_record(
@@ -237,9 +237,9 @@ def test_a_disk_that_is_full_while_sources_are_copied_is_one_message(
         patch.setattr(Path, "write_bytes", full)
         with pytest.raises(SystemExit):
             main(["train", "with", *tiny_words])
-    said = capsys.readouterr().err
-    assert "Traceback" not in said
-    (line,) = [line for line in said.splitlines() if line.startswith("tokenv: ")]
+    printed = capsys.readouterr().err
+    assert "Traceback" not in printed
+    (line,) = [line for line in printed.splitlines() if line.startswith("tokenv: ")]
     assert re.search(r"runs/_sources/\w+\.py: No space left on device", line)
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["_sources"]
     assert not list((tmp_path / "runs" / "_sources").iterdir())

@@ -42,10 +42,10 @@ def test_json_output_and_several_runs_side_by_side(
         "threshold=True",
     ]
     run_command("segment", ["with", *words])
-    told = json.loads(Path("cut.json").read_text())
-    assert list(told) == [str(trained), str(other)]
-    one = told[str(trained)]
-    assert one == told[str(other)]
+    stored = json.loads(Path("cut.json").read_text())
+    assert list(stored) == [str(trained), str(other)]
+    one = stored[str(trained)]
+    assert one == stored[str(other)]
     assert "".join(token["text"] for token in one["tokens"]).encode() == "für alle".encode()
     assert [token["start"] for token in one["tokens"][1:]] == [
         token["end"] for token in one["tokens"][:-1]

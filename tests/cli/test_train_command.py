@@ -87,9 +87,9 @@ def test_a_run_killed_during_its_report_is_completed(status: str, trained: Path)
     (trained / "curves.png").unlink()
     killed = before | {"status": status, "result": None, "fail_trace": ["..."]}
     (trained / "run.json").write_text(json.dumps(killed))
-    found = read_run(trained)
-    assert found is not None
-    assert found.is_resumable
+    run = read_run(trained)
+    assert run is not None
+    assert run.is_resumable
 
     assert run_command("train", ["with", f"resume={trained}"]) == before["result"]
     after = json.loads((trained / "run.json").read_text())
@@ -157,7 +157,8 @@ def test_statistics_use_few_long_sequences(
     tiny_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Otherwise the statistics of sequences of 16,384 bytes take many times as long as the training."""
-    sizes, habits_in = [], train.boundary_stats_of_run
+    sizes = []
+    habits_in = train.boundary_stats_of_run
 
     def counted(trained: Any, batch: SequenceBatch) -> Any:
         sizes.append(batch.symbol_BN.numel())

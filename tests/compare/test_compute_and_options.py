@@ -13,6 +13,7 @@ from comparisons import a_comparison, a_method, rows
 from hypothesis import given
 from hypothesis import strategies as st
 from pages import Page
+from tiny import overrides
 
 from tokenv.cli.main import run_command
 from tokenv.compare.command import check_methods, resolve_comparison
@@ -207,7 +208,7 @@ def test_a_small_text_of_ones_own_is_compared(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setattr("tokenv.compare.job.Job.__call__", shrunk.in_this_process)
     run = shrunk.merge(shrunk.RUN, {"validation": {"sequences": 64}})
-    words = [*shrunk.words({"common": run}), "seeds=[0]", "bpe_vocabulary=300", "passages=1"]
+    words = [*overrides({"common": run}), "seeds=[0]", "bpe_vocabulary=300", "passages=1"]
     name, *line = two_lines(tmp_path)
     found = run_command(name, [*line, *words])
     assert {row["method"] for row in found} == {"uniform", "learned w=1"}

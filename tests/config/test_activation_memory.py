@@ -20,10 +20,10 @@ def test_activations_which_do_not_fit_are_computed_again(
     for free in [memory] if memory else [2 * saved - 1, 2 * saved + 1]:
         machine = psutil.virtual_memory()._replace(available=free)
         monkeypatch.setattr(psutil, "virtual_memory", lambda machine=machine: machine)
-        wanted = free < 2 * saved if expected is None else expected
-        assert uses_activation_checkpointing(config) == wanted
+        recomputes = free < 2 * saved if expected is None else expected
+        assert uses_activation_checkpointing(config) == recomputes
         lm = build_components(config).lm
-        assert {layer.recompute for layer in (*lm.down, *lm.mid, *lm.up)} == {wanted}
+        assert {layer.recompute for layer in (*lm.down, *lm.mid, *lm.up)} == {recomputes}
 
 
 def test_activation_memory_grows_with_the_batch(tiny_settings):

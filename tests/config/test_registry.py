@@ -22,15 +22,15 @@ def installed(monkeypatch):
     """Pretend that packages have registered estimators: (package, name, value)."""
 
     def pretend(*claims):
-        found = []
+        entries = []
         for package, name, value in claims:
             entry = EntryPoint(name, value, "tokenv.estimators")
             vars(entry).update(dist=Package(package))
-            found.append(entry)
+            entries.append(entry)
         monkeypatch.setattr(
             plugins,
             "installed_entry_points",
-            lambda group: found if group == "tokenv.estimators" else [],
+            lambda group: entries if group == "tokenv.estimators" else [],
         )
 
     return pretend

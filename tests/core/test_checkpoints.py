@@ -41,7 +41,8 @@ def test_last_and_best_checkpoints_remain(tmp_path: Path) -> None:
 def test_a_kill_while_deleting_leaves_no_half_of_a_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, remove = tmp_path / "checkpoints", shutil.rmtree
+    folder = tmp_path / "checkpoints"
+    remove = shutil.rmtree
     for step in (1, 2):
         save(folder, step)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from damage import flip_bit
 
 from tokenv.core.checkpoints import (
     DamagedError,
@@ -21,26 +22,21 @@ VALUES = {"loss": [1.25, 2.5, float("inf")], "text": "é", "nested": {"a": None,
 TENSORS = {"policy": torch.arange(6.0).reshape(2, 3), "logits": torch.ones(1, 4)}
 
 
-def flip(file: Path, bit: int) -> None:
-    content = bytearray(file.read_bytes())
-    content[bit // 8] ^= 1 << bit % 8
-    file.write_bytes(content)
-
-
 def test_no_flipped_bit_changes_values(tmp_path: Path) -> None:
-    path, noticed = tmp_path / "values.json", 0
+    path = tmp_path / "values.json"
+    noticed = 0
     write_json(path, VALUES, {"seed": 1})
     assert read_json(path, {"seed": 1}) == VALUES
     bits = 8 * path.stat().st_size
     for bit in range(bits):
-        flip(path, bit)
+        flip_bit(path, bit)
         try:
-            found = read_json(path, {"seed": 1})
+            values = read_json(path, {"seed": 1})
         except UserError:
             noticed += 1
         else:
-            assert all(found[name] == value for name, value in VALUES.items())
-        flip(path, bit)
+            assert all(values[name] == value for name, value in VALUES.items())
+        flip_bit(path, bit)
     assert noticed > 0.9 * bits
 
 
@@ -49,14 +45,14 @@ def test_no_flipped_bit_changes_tensors(tmp_path: Path) -> None:
     save_measured_tensors(TENSORS, path, {"seed": 1})
     bits = 8 * path.stat().st_size
     for bit in random.Random(0).sample(range(bits), min(bits, 1500)):
-        flip(path, bit)
+        flip_bit(path, bit)
         with pytest.raises(UserError):
             load_measured_tensors(path, {"seed": 1})
-        flip(path, bit)
-    found = load_measured_tensors(path, {"seed": 1})
-    assert found is not None
-    assert found.keys() == TENSORS.keys()
-    assert all(torch.equal(found[name], tensor) for name, tensor in TENSORS.items())
+        flip_bit(path, bit)
+    tensors = load_measured_tensors(path, {"seed": 1})
+    assert tensors is not None
+    assert tensors.keys() == TENSORS.keys()
+    assert all(torch.equal(tensors[name], tensor) for name, tensor in TENSORS.items())
 
 
 def test_files_of_another_owner_are_rejected(tmp_path: Path) -> None:

@@ -68,9 +68,9 @@ HINTS += [
     ],
 )
 def test_valid_values_are_converted(value: Any, hint: Any, expected: Any) -> None:
-    found = convert(value, hint, "key")
-    assert found == expected
-    assert type(found) is type(expected)
+    converted = convert(value, hint, "key")
+    assert converted == expected
+    assert type(converted) is type(expected)
 
 
 @pytest.mark.parametrize(
@@ -118,9 +118,9 @@ ANYTHING = st.recursive(
 @given(ANYTHING, st.sampled_from(HINTS))
 def test_any_value_is_converted_or_rejected_with_one_message(value: Any, hint: Any) -> None:
     with suppress(UserError):  # and nothing else
-        found = convert(value, hint, "key")
+        converted = convert(value, hint, "key")
         # and what is converted stays as it is
-        assert repr(convert(found, hint, "key")) == repr(found)
+        assert repr(convert(converted, hint, "key")) == repr(converted)
 
 
 @pytest.mark.parametrize("hint", [Any, object, Callable[[int], int], "a name unknown", bytes])
@@ -171,8 +171,8 @@ def test_parameters_of_a_class_are_those_of_its_constructor(
         return newest(target, **options)
 
     monkeypatch.setattr(inspect, "signature", signature_of_python_3_11_2)
-    found = parameters(Rated)
-    assert list(found) == ["rate", "bias"]
-    assert found["rate"].annotation is float
-    assert found["bias"].default is True
+    accepted = parameters(Rated)
+    assert list(accepted) == ["rate", "bias"]
+    assert accepted["rate"].annotation is float
+    assert accepted["bias"].default is True
     assert list(parameters(lambda width, rate: None)) == ["width", "rate"]

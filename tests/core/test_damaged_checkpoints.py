@@ -1,4 +1,4 @@
-"""Damaged checkpoints: every flipped bit is noticed, nothing wrong is loaded, and it is said what to go on from."""
+"""Damaged checkpoints: every flipped bit is noticed, nothing wrong is loaded, and messages say what to resume from."""
 
 import json
 import random
@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from damage import flip_bit
 from tiny import settings
 
 from tokenv.config.commands import stored_config
@@ -40,12 +41,6 @@ def run(trained_once: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(trained_once, tmp_path / "run"))
 
 
-def flip(file: Path, bit: int) -> None:
-    content = bytearray(file.read_bytes())
-    content[bit // 8] ^= 1 << bit % 8
-    file.write_bytes(content)
-
-
 @pytest.mark.parametrize(
     ("name", "most"),
     [
@@ -66,13 +61,13 @@ def test_every_flipped_bit_is_noticed(name: str, most: int, tmp_path: Path) -> N
     bits = 8 * (path / name).stat().st_size
     chosen = random.Random(0).sample(range(bits), min(bits, most))
     for bit in chosen:
-        flip(path / name, bit)
+        flip_bit(path / name, bit)
         with pytest.raises(checkpoints.DamagedError) as raised:
             checkpoints.load(path)
         assert raised.value.intact == intact
         assert str(path) in str(raised.value)
         assert f"the newest intact checkpoint is {intact}" in str(raised.value)
-        flip(path / name, bit)
+        flip_bit(path / name, bit)
     assert checkpoints.load(path).state == state
 
 
@@ -109,21 +104,21 @@ def test_readers_take_the_newest_intact_one_and_say_so(
     which: str, name: str, run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first, second, third = checkpoints.list_complete(run / "checkpoints")
-    wanted = checkpoints.find(run, which)
-    flip(wanted / name, 999)
+    requested = checkpoints.find(run, which)
+    flip_bit(requested / name, 999)
     trained = load_run(str(run), which)
-    assert trained.path == (second if wanted == third else third)
+    assert trained.path == (second if requested == third else third)
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"tokenv: warning: {wanted / name}: damaged")
+    assert line.startswith(f"tokenv: warning: {requested / name}: damaged")
     assert line.endswith(f"this goes on with {trained.path}")
-    for path, options in ((wanted, {}), (run, {"fall_back": False})):
+    for path, options in ((requested, {}), (run, {"fall_back": False})):
         with pytest.raises(
             checkpoints.DamagedError, match=f"name that one .resume={trained.path} goes on"
         ):
             load_run(str(path), which, **options)
     for path in (first, second, third):
-        flip(path / "optimizer.safetensors", 999)
-        flip(path / "model.safetensors", 998)
+        flip_bit(path / "optimizer.safetensors", 999)
+        flip_bit(path / "model.safetensors", 998)
     with pytest.raises(
         checkpoints.DamagedError, match="no other checkpoint of the run is known to be intact"
     ):
@@ -133,7 +128,7 @@ def test_readers_take_the_newest_intact_one_and_say_so(
 @pytest.mark.parametrize("name", [*FILES, DIGESTS])
 def test_resuming_names_the_intact_one_and_takes_none_by_itself(name: str, run: Path) -> None:
     second, third = checkpoints.list_complete(run / "checkpoints")[1:]
-    flip(third / name, 777)
+    flip_bit(third / name, 777)
     with pytest.raises(checkpoints.DamagedError, match=f"resume={second} goes on from it"):
         stored_config("resume", str(run), [])
     assert stored_config("resume", str(second), [])[0] == second
@@ -141,7 +136,7 @@ def test_resuming_names_the_intact_one_and_takes_none_by_itself(name: str, run: 
 
 def test_a_damaged_state_does_not_stop_a_run_that_saves(run: Path) -> None:
     paths = checkpoints.list_complete(run / "checkpoints")
-    flip(paths[0] / "state.json", 99)
+    flip_bit(paths[0] / "state.json", 99)
     checkpoint = checkpoints.load(paths[-1])
     checkpoint.state["step"] = 4
     assert checkpoints.save(run / "checkpoints", checkpoint, keep=10).is_dir()
@@ -243,16 +238,21 @@ def test_a_model_of_another_shape_is_not_loaded(tensor: torch.Tensor | None, run
     name = "lm.head.weight"
     checkpoints.save_file(replaced(tensors, name, tensor), path / checkpoints.MODEL)
     write_digests(path)
-    found = {None: "none", torch.float32: r"float32 \[8, 8\]", torch.int64: r"int64 \[256, 16\]"}
-    told = found[None if tensor is None else tensor.dtype]
+    descriptions = {
+        None: "none",
+        torch.float32: r"float32 \[8, 8\]",
+        torch.int64: r"int64 \[256, 16\]",
+    }
+    description = descriptions[None if tensor is None else tensor.dtype]
     with pytest.raises(
-        UserError, match=rf"model\.safetensors: {name}: found {told}, expected float32 \[256, 16\]"
+        UserError,
+        match=rf"model\.safetensors: {name}: found {description}, expected float32 \[256, 16\]",
     ):
         load_run(str(path))
 
 
 @pytest.mark.parametrize(
-    ("name", "tensor", "told"),
+    ("name", "tensor", "message"),
     [
         (
             "lm.head.weight/exp_avg",
@@ -268,7 +268,7 @@ def test_a_model_of_another_shape_is_not_loaded(tensor: torch.Tensor | None, run
     ],
 )
 def test_an_optimizer_of_another_model_is_not_loaded(
-    name: str, tensor: torch.Tensor | None, told: str, run: Path, tmp_path: Path
+    name: str, tensor: torch.Tensor | None, message: str, run: Path, tmp_path: Path
 ) -> None:
     """The first of these was a segmentation fault."""
     path = checkpoints.find(run, "latest")
@@ -276,7 +276,7 @@ def test_an_optimizer_of_another_model_is_not_loaded(
     checkpoints.save_file(optimizer, path / checkpoints.OPTIMIZER)
     write_digests(path)
     resume = checkpoints.load(path)
-    with pytest.raises(UserError, match=rf"optimizer\.safetensors: {name}: {told}"):
+    with pytest.raises(UserError, match=rf"optimizer\.safetensors: {name}: {message}"):
         train(RunState.read(path).settings, tmp_path / "new", lambda *_: None, resume=resume)
 
 

@@ -1,12 +1,14 @@
 """Data that a stored run names: local files are read only where the user has named them, now or before."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import shrunk
 import yaml
+from tiny import overrides
 
 import tokenv
 from tokenv.cli.main import run_command
@@ -38,14 +40,7 @@ def words(
         for number in range(12):
             lines = (TEXT.format(f"{line} of text {number} of {name}") for line in range(30))
             Path(name, f"{number}.txt").write_text("".join(lines))
-    return shrunk.words(
-        merge(tiny_settings, {"data": {"source": "books"}, "train": {"symbols": 512}})
-    )
-
-
-def another_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trust, "_allowed", set())
-    monkeypatch.setattr(trust, "_untrusted", {})
+    return overrides(merge(tiny_settings, {"data": {"source": "books"}, "train": {"symbols": 512}}))
 
 
 def plant(source: str, key: str = "source") -> None:
@@ -69,16 +64,16 @@ READERS = {
 
 
 def test_ones_own_runs_go_on_and_are_measured_without_a_word(
-    words: list[str], monkeypatch: pytest.MonkeyPatch
+    words: list[str], another_process: Callable[[], None]
 ) -> None:
     run_command("train", ["with", *words])
-    another_process(monkeypatch)
+    another_process()
     run_command("evaluate", ["with", *READERS["evaluate"]])
-    another_process(monkeypatch)
+    another_process()
     run_command("train", ["with", "resume=runs/1"])
-    another_process(monkeypatch)
+    another_process()
     run_command("train", ["with", "runs/1/config.json", "-u"])
-    another_process(monkeypatch)
+    another_process()
     evaluate_run(Path("runs/1"), EvaluationRequest(1, 260))
     assert trust.remembered_paths() == {str(Path("books").resolve())}
     assert (Path("state") / "tokenv" / "data-sources.jsonl").stat().st_mode & 0o77 == 0
@@ -86,31 +81,34 @@ def test_ones_own_runs_go_on_and_are_measured_without_a_word(
 
 @pytest.mark.parametrize("key", ["source", "validation_source"])
 def test_no_command_reads_what_only_a_stored_run_names(
-    key: str, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    key: str,
+    words: list[str],
+    another_process: Callable[[], None],
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     run_command("train", ["with", *words])
     private = Path("private").resolve()
     plant("private", key)
     lines = [(command, ["with", *given]) for command, given in READERS.items()]
     for command, line in [*lines, ("train", ["with", "runs/1/config.json", "-u"])]:
-        another_process(monkeypatch)
+        another_process()
         with pytest.raises(
             UserError, match=rf"runs/1.* names {private}, .* add trust_code={private}"
         ):
             run_command(command, line)
-    another_process(monkeypatch)
+    another_process()
     with pytest.raises(UserError, match="which would be read"):
         TrainedModelBytesEnv(run="runs/1").reset(seed=0)
-    another_process(monkeypatch)
+    another_process()
     run_command("segment", ["with", "run=runs/1", "text=abc", "out=null"])  # reads nothing of it
     for word in (
         f"trust_code={private}",
         "trust_code=True",
         "trust_code=['a:b','~/x','" + str(private) + "']",
     ):
-        another_process(monkeypatch)
+        another_process()
         run_command("evaluate", ["with", *READERS["evaluate"], word])
-    another_process(monkeypatch)
+    another_process()
     with pytest.raises(UserError, match="names"):  # the word held for that command
         run_command("evaluate", ["with", *READERS["evaluate"]])
     run_command("evaluate", ["with", *READERS["evaluate"], f"data.{key}=others"])
@@ -118,11 +116,11 @@ def test_no_command_reads_what_only_a_stored_run_names(
 
 
 def test_what_is_named_in_python_is_the_users(
-    words: list[str], monkeypatch: pytest.MonkeyPatch
+    words: list[str], another_process: Callable[[], None]
 ) -> None:
     load_corpus(DataConfig(source="private", seq_len=32, validation=0.2))
     tokenv.train(store="runs", texts=[TEXT.format(n) * 30 for n in range(12)], **_settings(words))
-    another_process(monkeypatch)
+    another_process()
     run_command("evaluate", ["with", *READERS["evaluate"]])
 
 

@@ -34,9 +34,9 @@ SECRET = "the user's own"
 
 
 @pytest.fixture
-def victim(tmp_path: Path) -> Path:
+def linked_file(tmp_path: Path) -> Path:
     """Return a file of the user's, outside of the foreign folder."""
-    path = tmp_path / "victim"
+    path = tmp_path / "linked"
     path.write_text(SECRET)
     return path
 
@@ -56,28 +56,30 @@ WRITERS: dict[str, Callable[[Path], Any]] = {
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_no_writer_follows_a_link(name: str, victim: Path, foreign: Path) -> None:
+def test_no_writer_follows_a_link(name: str, linked_file: Path, foreign: Path) -> None:
     """Neither one that lies at the target nor one of a name that could be foreseen."""
     for link in ("run.json", f".partial-{os.getpid()}-run.json", ".partial-run.json"):
-        (foreign / link).symlink_to(victim)
+        (foreign / link).symlink_to(linked_file)
     WRITERS[name](foreign / "run.json")
-    assert victim.read_text() == SECRET
+    assert linked_file.read_text() == SECRET
     assert not (foreign / "run.json").is_symlink()
     assert (foreign / "run.json").stat().st_size > 0
 
 
 @pytest.mark.parametrize("name", WRITERS)
 def test_a_predictable_name_is_not_written_to(
-    name: str, victim: Path, foreign: Path, monkeypatch: pytest.MonkeyPatch
+    name: str, linked_file: Path, foreign: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(secrets, "token_hex", lambda _: "known")
-    (foreign / ".partial-known.json").symlink_to(victim)
+    (foreign / ".partial-known.json").symlink_to(linked_file)
     with pytest.raises(FileExistsError):
         WRITERS[name](foreign / "run.json")
-    assert victim.read_text() == SECRET
+    assert linked_file.read_text() == SECRET
 
 
-def test_folders_are_replaced_where_links_lie(victim: Path, foreign: Path, tmp_path: Path) -> None:
+def test_folders_are_replaced_where_links_lie(
+    linked_file: Path, foreign: Path, tmp_path: Path
+) -> None:
     """And what a link leads to is not swept away."""
     own = tmp_path / "own"
     own.mkdir()
@@ -93,14 +95,14 @@ def test_folders_are_replaced_where_links_lie(victim: Path, foreign: Path, tmp_p
 
 
 def test_a_lock_in_a_shared_folder_is_no_link(
-    victim: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    linked_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr("getpass.getuser", lambda: "me")
-    (tmp_path / "tokenv-me-gpu-0.lock").symlink_to(victim)
+    (tmp_path / "tokenv-me-gpu-0.lock").symlink_to(linked_file)
     with pytest.raises(UserError, match=r"gpu-0\.lock: cannot be opened"):
         lock_gpu("0")
-    assert victim.read_text() == SECRET
+    assert linked_file.read_text() == SECRET
 
 
 def test_a_store_neither_redirects_sources_nor_runs_a_template(
@@ -139,12 +141,12 @@ def test_a_store_neither_redirects_sources_nor_runs_a_template(
 def trained_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("trained") / "1"
     train(resolve([], settings(train={"symbols": 512})), folder / "checkpoints", lambda *_: None)
-    told = {
+    record = {
         "experiment": {"name": "tokenv-train"},
         "status": "COMPLETED",
         "start_time": "2026-01-01T00:00:00",
     }
-    (folder / "run.json").write_text(json.dumps(told))
+    (folder / "run.json").write_text(json.dumps(record))
     (folder / "config.json").write_text(
         json.dumps(resolve([], settings(train={"symbols": 512})).as_dict())
     )
@@ -223,12 +225,12 @@ def test_a_configuration_of_a_million_numbers_is_refused_at_once(run: Path) -> N
         resolve([str(run / "config.json")], {})
 
 
-def test_a_lock_in_a_foreign_store_follows_no_link(run: Path, victim: Path) -> None:
+def test_a_lock_in_a_foreign_store_follows_no_link(run: Path, linked_file: Path) -> None:
     lock = Path(run_lock(Config(), run.parent).lock_file)
-    lock.symlink_to(victim)
+    lock.symlink_to(linked_file)
     with pytest.raises(OSError, match="symbolic link"):
         is_locked(Config(), run.parent)
-    assert victim.read_text() == SECRET
+    assert linked_file.read_text() == SECRET
 
 
 # --- models ---
@@ -237,7 +239,7 @@ def test_a_lock_in_a_foreign_store_follows_no_link(run: Path, victim: Path) -> N
 def test_flipped_bits_of_a_saved_model_are_noticed(trained_once: Path, tmp_path: Path) -> None:
     """In every file which is read; the model's card is text for people, who may edit it."""
     saved = tokenv.load(trained_once).save_pretrained(tmp_path / "model")
-    dice = random.Random(0)
+    generator = random.Random(0)
     assert sorted(path.name for path in saved.iterdir()) == [
         "README.md",
         DIGESTS,
@@ -247,7 +249,7 @@ def test_flipped_bits_of_a_saved_model_are_noticed(trained_once: Path, tmp_path:
     for name in ("model.safetensors", "state.json", DIGESTS):
         content = (saved / name).read_bytes()
         for _ in range(100):
-            bit = dice.randrange(8 * len(content))
+            bit = generator.randrange(8 * len(content))
             flipped = bytearray(content)
             flipped[bit // 8] ^= 1 << bit % 8
             (saved / name).write_bytes(flipped)

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import shrunk
+from tiny import overrides
 
 from tokenv.cli.main import run_command
 from tokenv.core import atomic, checkpoints
@@ -24,7 +25,7 @@ def words(
     tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> list[str]:
     monkeypatch.chdir(tmp_path)
-    return shrunk.words(tiny_settings | {"checkpoint": {"every_symbols": 512}})
+    return overrides(tiny_settings | {"checkpoint": {"every_symbols": 512}})
 
 
 def weights(run: Path) -> bytes:
@@ -114,8 +115,8 @@ def test_a_disk_that_is_really_full(words: list[str], small_disk: Path) -> None:
     )
     assert "Traceback" not in done.stderr
     (run,) = small_disk.glob("[0-9]*")
-    told = json.loads((run / "run.json").read_text())  # whole, though perhaps not the last word
-    assert told["experiment"]["name"] == "tokenv-train"
+    record = json.loads((run / "run.json").read_text())  # whole, though perhaps not the last word
+    assert record["experiment"]["name"] == "tokenv-train"
     kept = checkpoints.list_complete(run / "checkpoints")
     assert kept
     steps = checkpoints.load_state(kept[-1])["step"]
@@ -135,7 +136,9 @@ def test_a_disk_that_is_really_full(words: list[str], small_disk: Path) -> None:
     assert weights(home / "1") == weights(home / "2")
 
 
-def test_a_read_only_store_is_told_before_work_starts(words: list[str], small_disk: Path) -> None:
+def test_a_read_only_store_is_reported_before_work_starts(
+    words: list[str], small_disk: Path
+) -> None:
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     for folder in (small_disk, small_disk / "deeper" / "runs"):
         with pytest.raises(

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from tiny import overrides
 
 from tokenv.cli.lab import Variance
 from tokenv.cli.main import run_command
@@ -72,13 +73,13 @@ def plant(run: Path, change: Callable[[dict[str, Any]], object]) -> None:
         write_digests(path)
     config = resolve([], {}).as_dict()
     change(config)
-    told = {
+    record = {
         "experiment": {"name": "tokenv-train"},
         "status": "COMPLETED",
         "start_time": "2026-01-01T00:00:00",
     }
     (run / "config.json").write_text(json.dumps(config))
-    (run / "run.json").write_text(json.dumps(told))
+    (run / "run.json").write_text(json.dumps(record))
 
 
 def trained(name: str) -> dict[str, Any]:
@@ -188,7 +189,7 @@ def test_a_callback_of_the_user_is_allowed_however_it_is_written(text: str, code
 
 
 @pytest.mark.parametrize("word", ["yes", 3, ["a"], {"a": 1}, None, "a:b,c", "[a:b,c:d]", "*"])
-def test_what_is_no_word_is_told(word: Any) -> None:
+def test_other_values_than_names_are_refused(word: Any) -> None:
     with pytest.raises(
         UserError, match=r"trust_code = .*: expected the name that is to be trusted"
     ):
@@ -198,11 +199,7 @@ def test_what_is_no_word_is_told(word: Any) -> None:
 def test_what_the_user_trains_with_is_his_own(
     code: str, tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = [
-        f"{section}.{key}={value}"
-        for section, of in tiny_settings.items()
-        for key, value in of.items()
-    ]
+    words = overrides(tiny_settings)
     run_command("train", ["with", *words, f"estimator.name={code}:rloo"])
     assert trust.granted() == [f"{code}:rloo"]
     monkeypatch.setattr(trust, "_allowed", set())  # another process

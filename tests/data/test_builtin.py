@@ -47,7 +47,7 @@ def test_gold_segments_documents_into_words_of_the_lexicon():
         assert row.content.isalpha()
 
 
-def test_a_word_tells_the_next_and_fresh_ones_follow_zipf():
+def test_a_word_determines_the_next_and_fresh_ones_follow_zipf():
     lexicon = make_lexicon(50, seed=0)
     rank = {word: number for number, word in enumerate(lexicon)}
     documents = [segment(row.content, row.gold)[0] for row in synthetic_documents(50, 400, seed=0)]

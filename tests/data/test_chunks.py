@@ -7,7 +7,7 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenv.data import split
@@ -38,7 +38,6 @@ def numbers(batch):
     return (batch.symbol_BN[:, 0] * 256 + batch.symbol_BN[:, 1]).tolist()
 
 
-@settings(deadline=None)
 @given(contents, lengths)
 def test_chunks_reassemble_the_joined_documents(contents, seq_len):
     pieces = chunk_documents(named(contents), seq_len=seq_len, cut="chunk")
@@ -52,7 +51,6 @@ def test_chunks_reassemble_the_joined_documents(contents, seq_len):
         assert pieces.symbol_PN[i].tobytes()[: len(overlap)] == overlap
 
 
-@settings(deadline=None)
 @given(contents, lengths)
 def test_document_cut_takes_the_beginning_of_every_long_document(contents, seq_len):
     pieces = chunk_documents(named(contents), seq_len=seq_len, cut="document")
@@ -85,7 +83,6 @@ def test_a_batch_names_bytes_documents_and_offsets():
     assert len(batch) == 2
 
 
-@settings(deadline=None)
 @given(
     several,
     st.floats(0.01, 0.99),
@@ -133,7 +130,6 @@ def test_another_validation_source_is_excluded_from_training():
     assert {document.content for document in split.validation} == {b"two", b"four"}
 
 
-@settings(deadline=None)
 @given(st.integers(2, 9), st.data(), st.floats(0.01, 0.99), st.sampled_from([b"ab\n", b"a"]))
 def test_the_tail_of_a_single_document_is_held_out(seq_len, data, fraction, letters):
     size = data.draw(st.integers(2 * seq_len + 1, 900))
@@ -180,7 +176,6 @@ def test_documents_of_one_repetitive_text_are_split_one_by_one():
     assert split.overlap > 0.9
 
 
-@settings(deadline=None)
 @given(st.lists(st.binary(max_size=80), max_size=6), st.integers(1, 70))
 def test_windows_are_sampled_as_if_one_by_one(contents, block):
     with patch.object(split, "BLOCK", block):
@@ -196,19 +191,20 @@ def test_windows_are_sampled_as_if_one_by_one(contents, block):
 
 def test_an_epoch_takes_every_piece_once_and_the_next_reshuffles():
     stream = make_stream(50)
-    first, second = numbers(stream.next(50)), numbers(stream.next(50))
+    first = numbers(stream.next(50))
+    second = numbers(stream.next(50))
     assert sorted(first) == sorted(second) == list(range(50))
     assert first != second
     assert numbers(make_stream(50, seed=1).next(50)) != first
 
 
-@settings(deadline=None)
 @given(
     st.integers(1, 12),
     st.lists(st.tuples(st.booleans(), st.integers(1, 9)), min_size=1, max_size=6),
 )
 def test_skipping_is_taking_and_throwing_away(pieces, steps):
-    whole, skipping = make_stream(pieces), make_stream(pieces)
+    whole = make_stream(pieces)
+    skipping = make_stream(pieces)
     for taken, count in steps:
         expected = numbers(whole.next(count))
         if taken:
@@ -220,7 +216,6 @@ def test_skipping_is_taking_and_throwing_away(pieces, steps):
     assert skipping.state_dict() == whole.state_dict()
 
 
-@settings(deadline=None)
 @given(st.integers(1, 12), st.lists(st.integers(1, 9), max_size=4), st.integers(1, 30))
 def test_resuming_anywhere_equals_never_having_stopped(pieces, counts, more):
     stream = make_stream(pieces, seed=3)
@@ -244,7 +239,6 @@ def test_taking_nothing_is_refused():
         make_stream(3).next(0)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 3000), st.integers(1, 100))
 def test_the_spread_order_is_even_wherever_it_is_stopped(count, stop):
     order = low_discrepancy_order(count)

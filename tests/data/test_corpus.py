@@ -183,7 +183,8 @@ def test_an_empty_corpus_is_refused(tmp_path):
 def test_of_a_single_document_the_tail_is_held_out(tmp_path, line):
     (tmp_path / "a.txt").write_bytes(line * 1000)
     corpus = load_corpus(DataConfig(source=str(tmp_path / "a.txt"), seq_len=16, validation=0.1))
-    held, train = corpus.validation(), corpus.train().next(len(line) * 900 // 16)
+    held = corpus.validation()
+    train = corpus.train().next(len(line) * 900 // 16)
     assert 0.08 < len(held) / (len(held) + len(train)) < 0.12
     assert {origin.split(" @ ")[0] for origin in train.origin} == {"a.txt"}
     assert len(held.document_B.unique()) > 20
@@ -230,7 +231,7 @@ def test_duplicates_are_called_duplicates(tmp_path):
         )
 
 
-def test_document_cut_tells_the_longest_document(tmp_path):
+def test_document_cut_reports_the_longest_document(tmp_path):
     source = write_jsonl(tmp_path / "a.jsonl", ["short", "a longer one"])
     with pytest.raises(ValueError, match="the longest has 12 bytes"):
         load_corpus(DataConfig(source=source, cut="document", seq_len=64))
@@ -266,7 +267,8 @@ def test_the_fingerprint_depends_on_data_and_settings(tmp_path):
 def test_validation_begins_alike_whatever_its_size(tmp_path):
     config = DataConfig(source=write_jsonl(tmp_path / "a.jsonl"), seq_len=8, validation=0.5)
     corpus = load_corpus(config)
-    everything, few = corpus.validation(), corpus.validation(12)
+    everything = corpus.validation()
+    few = corpus.validation(12)
     assert len(few) == 12
     assert everything.origin[:12] == few.origin
     assert len(set(few.document_B.tolist())) > 6

@@ -79,7 +79,8 @@ def test_validation_is_limited_and_begins_alike(hub):
 
 def test_skipping_is_taking_and_throwing_away_across_epochs(hub):
     corpus = load_corpus(make_config())
-    whole, skipping = corpus.train(seed=1), corpus.train(seed=1)
+    whole = corpus.train(seed=1)
+    skipping = corpus.train(seed=1)
     for count in (1, 40, 150, 7):
         skipping.skip(2 * count)
         expected = sequences(whole.next(3 * count))

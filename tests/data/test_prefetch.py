@@ -5,6 +5,7 @@ import time
 
 import pytest
 import torch
+from threads import prefetch_threads
 
 from tokenv.config.hardware import BatchAssignment
 from tokenv.core.errors import UserError
@@ -35,7 +36,10 @@ class Counted:
     seq_len = 4
 
     def __init__(self, source, until=10**9, error=None):
-        self.source, self.until, self.error, self.reads = source, until, error, 0
+        self.source = source
+        self.until = until
+        self.error = error
+        self.reads = 0
         self.state_dict = source.state_dict
 
     def next(self, count):
@@ -45,10 +49,6 @@ class Counted:
         return self.source.next(count)
 
 
-def alive():
-    return [thread for thread in threading.enumerate() if thread.name == "tokenv reads ahead"]
-
-
 def test_text_and_cursors_are_those_of_the_batches_used(corpus):
     plain = source_of(corpus)
     with PrefetchedSource(source_of(corpus), 4, CPU) as ahead:
@@ -56,11 +56,12 @@ def test_text_and_cursors_are_those_of_the_batches_used(corpus):
         for _ in range(60):  # several epochs
             assert ahead.state_dict() == plain.state_dict()
             for _ in SLOTS.passes:
-                one, other = ahead.next(4), plain.next(4)
+                one = ahead.next(4)
+                other = plain.next(4)
                 assert one.origin == other.origin
                 assert torch.equal(one.symbol_BN, other.symbol_BN)
                 assert torch.equal(one.document_B, other.document_B)
-    assert not alive()
+    assert not prefetch_threads()
 
 
 def test_unused_prefetched_batches_are_read_again(corpus):
@@ -96,13 +97,13 @@ def test_an_error_is_raised_where_it_would_have_been(corpus, error):
             with pytest.raises(type(error)) as caught:
                 ahead.next(4)
             assert caught.value is error
-    assert not alive()
+    assert not prefetch_threads()
 
 
 def test_an_error_that_nobody_came_to_is_not_raised(corpus):
     with PrefetchedSource(Counted(source_of(corpus), 2, UserError("too far")), 4, CPU) as ahead:
         ahead.next(4)
-    assert not alive()
+    assert not prefetch_threads()
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
@@ -114,7 +115,7 @@ def test_the_thread_is_gone_whatever_ends_it(corpus, error):
 
     with pytest.raises(error):
         work()
-    assert not alive()
+    assert not prefetch_threads()
 
 
 def test_a_read_that_hangs_does_not_hang_the_end(corpus, monkeypatch):
@@ -128,11 +129,11 @@ def test_a_read_that_hangs_does_not_hang_the_end(corpus, monkeypatch):
 
     with PrefetchedSource(Hangs(source_of(corpus)), 4, CPU):
         pass
-    (thread,) = alive()
+    (thread,) = prefetch_threads()
     assert thread.daemon
     released.set()
     thread.join(20)
-    assert not alive()
+    assert not prefetch_threads()
 
 
 def test_on_the_cpu_nothing_is_staged(corpus):

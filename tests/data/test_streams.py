@@ -53,7 +53,7 @@ def corpora():
     return {shards: corpus_of(shards) for shards in (1, 5, 25, 64)}
 
 
-class World:
+class AllRanks:
     """All ranks of a run, one after the other, in one process."""
 
     def __init__(
@@ -68,36 +68,36 @@ class World:
         state=None,
         seed=1,
     ):
-        self.slots = [
+        self.assignments = [
             BatchAssignment(accumulate, batch_size, rank, world, split_each_pass)
             for rank in range(world)
         ]
         self.count = BatchAssignment(
             accumulate, batch_size, split_each_pass=split_each_pass
         ).streams(most)
-        streams = [corpus.streams(self.count, seed=seed) for _ in self.slots]
+        streams = [corpus.streams(self.count, seed=seed) for _ in self.assignments]
         if state is not None:
             for each in streams:
                 each.load_state_dict(json.loads(json.dumps(state)))
         self.sources = [
-            RankStream(each, slots) for each, slots in zip(streams, self.slots, strict=True)
+            RankStream(each, assignment)
+            for each, assignment in zip(streams, self.assignments, strict=True)
         ]
 
     def update(self):
         """By pass and row: the text of an update's sequences, their origin and document."""
-        found = {}
-        for source, slots in zip(self.sources, self.slots, strict=True):
-            for number in slots.passes:
-                batch = source.next(len(slots.rows))
-                for place, row in enumerate(slots.rows):
-                    assert (number, row) not in found
-                    told = (
+        sequences = {}
+        for source, assignment in zip(self.sources, self.assignments, strict=True):
+            for number in assignment.passes:
+                batch = source.next(len(assignment.rows))
+                for place, row in enumerate(assignment.rows):
+                    assert (number, row) not in sequences
+                    sequences[number, row] = (
                         bytes(batch.symbol_BN[place].tolist()),
                         batch.origin[place],
                         int(batch.document_B[place]),
                     )
-                    found[number, row] = told
-        return dict(sorted(found.items()))
+        return dict(sorted(sequences.items()))
 
     def state(self):
         return Streams.merge_states([source.state_dict() for source in self.sources])
@@ -107,7 +107,7 @@ def fits(accumulate, batch_size, world, split_each_pass):
     return batch_size % world == 0 if split_each_pass else accumulate * batch_size % world == 0
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     shards=st.sampled_from([1, 5, 25, 64]),
     accumulate=st.integers(1, 4),
@@ -120,10 +120,11 @@ def test_ranks_read_the_same_data_as_one_and_resume_at_any_number(
     corpora, shards, accumulate, batch_size, split_each_pass, most, worlds
 ):
     shape = {"most": most, "split_each_pass": split_each_pass}
-    one, state = World(corpora[shards], accumulate, batch_size, 1, **shape), None
+    one = AllRanks(corpora[shards], accumulate, batch_size, 1, **shape)
+    state = None
     for world in worlds:
         if fits(accumulate, batch_size, world, split_each_pass):
-            several = World(corpora[shards], accumulate, batch_size, world, state=state, **shape)
+            several = AllRanks(corpora[shards], accumulate, batch_size, world, state=state, **shape)
             for _ in range(2):
                 assert several.update() == one.update()
             state = several.state()
@@ -134,16 +135,19 @@ def test_ranks_read_the_same_data_as_one_and_resume_at_any_number(
 @pytest.mark.parametrize(("accumulate", "batch_size"), [(2, 8), (1, 8), (8, 8), (6, 4)])
 @pytest.mark.parametrize("world", [1, 2, 4])
 def test_a_rank_opens_nothing_but_its_own_shards(accumulate, batch_size, world, split_each_pass):
-    corpus, held = corpus_of(64), validation_shards(64, 0.1, 0)
+    corpus = corpus_of(64)
+    held = validation_shards(64, 0.1, 0)
     assert {shard for shard, _ in READ} <= set(held)
-    several = World(corpus, accumulate, batch_size, world, most=8, split_each_pass=split_each_pass)
+    several = AllRanks(
+        corpus, accumulate, batch_size, world, most=8, split_each_pass=split_each_pass
+    )
     assert several.count % world == 0
     opened = []
-    for source, slots in zip(several.sources, several.slots, strict=True):
+    for source, assignment in zip(several.sources, several.assignments, strict=True):
         READ.clear()
         for _ in range(40):
-            for _ in slots.passes:
-                source.next(len(slots.rows))
+            for _ in assignment.passes:
+                source.next(len(assignment.rows))
         opened.append({shard for shard, _ in READ})
     assert all(not one & other for one, other in itertools.combinations(opened, 2))
     assert len(held) == 6
@@ -168,7 +172,6 @@ def test_streams_together_read_every_row_once_an_epoch():
             assert max(counts) - min(counts) <= (50 if shards >= streams else shards)
 
 
-@settings(deadline=None)
 @given(st.integers(1, 500), st.floats(0.001, 0.999), st.integers(0, 9))
 def test_the_requested_number_of_shards_is_held_out_evenly(count, fraction, seed):
     held = validation_shards(count, fraction, seed)
@@ -188,25 +191,26 @@ def test_the_requested_number_of_shards_is_held_out_evenly(count, fraction, seed
 def test_validation_documents_are_never_trained_on(shards, cut):
     corpus = corpus_of(shards, cut=cut, same=True)
     held = set(corpus.validation(10**6).document_B.tolist())
-    one = World(corpus, 1, 16, 1, most=4)
-    found = [each for _ in range(4 * shards * ROWS // 16 + 4) for each in one.update().values()]
-    trained = {document for _, _, document in found}
+    one = AllRanks(corpus, 1, 16, 1, most=4)
+    sequences = [each for _ in range(4 * shards * ROWS // 16 + 4) for each in one.update().values()]
+    trained = {document for _, _, document in sequences}
     assert held
     assert not held & trained
     assert cut == "document" or len(held | trained) > 0.5 * shards * ROWS
-    said = b"said once and again"[:16]
+    repeated = b"said once and again"[:16]
     validated = {bytes(row) for row in corpus.validation().symbol_BN.tolist()}
     # what is said in every shard is held out wherever it is said
-    if cut == "document" and said in validated:
-        assert not any(text == said for text, _, _ in found)
-    assert cut == "chunk" or shards < 20 or said in validated
+    if cut == "document" and repeated in validated:
+        assert not any(text == repeated for text, _, _ in sequences)
+    assert cut == "chunk" or shards < 20 or repeated in validated
 
 
 @pytest.mark.parametrize(("shards", "most"), [(64, 1 + 64), (1, 4 * 20 * 8)])
 def test_validation_reads_little_more_than_it_needs(shards, most):
     """Of 3,000 rows a shard, for 8 sequences: of few shards about twenty rows to one."""
     global ROWS
-    before, ROWS = ROWS, 3000
+    before = ROWS
+    ROWS = 3000
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr("tokenv.data.hub.DEFAULT_VALIDATION_SEQUENCES", 8)
@@ -228,11 +232,11 @@ def test_validation_knows_nothing_of_streams_and_batches():
 
 def test_a_state_of_other_streams_is_refused_in_one_message():
     corpus = corpus_of(64)
-    state = World(corpus, 1, 8, 1, most=8).state()
+    state = AllRanks(corpus, 1, 8, 1, most=8).state()
     with pytest.raises(
         UserError, match=r"has 8 for the number of streams, expected 4: .*data\.streams"
     ):
-        World(corpus, 1, 8, 1, most=4, state=state)
+        AllRanks(corpus, 1, 8, 1, most=4, state=state)
     earlier = {
         "fingerprint": corpus.fingerprint,
         "position": 3,
@@ -242,10 +246,10 @@ def test_a_state_of_other_streams_is_refused_in_one_message():
         UserError,
         match=r"has 1 for the number of streams, expected 8: resume with the data.streams",
     ):
-        World(corpus, 1, 8, 1, most=8, state=earlier)
+        AllRanks(corpus, 1, 8, 1, most=8, state=earlier)
     changed = {"streams": [place | {"fingerprint": "of others"} for place in state["streams"]]}
     with pytest.raises(UserError, match="of corpus of others"):
-        World(corpus, 1, 8, 1, most=8, state=changed)
+        AllRanks(corpus, 1, 8, 1, most=8, state=changed)
 
 
 def test_a_stream_with_nothing_to_train_on_says_so():
@@ -277,7 +281,8 @@ def tables(tmp_path, monkeypatch):
     for part in range(4):
         texts = [f"file {part} number {number} with text" for number in range(80)]
         pq.write_table(pa.table({"text": texts}), tmp_path / f"{part}.parquet", row_group_size=8)
-    opened, real = [], Parquet._generate_tables
+    opened = []
+    real = Parquet._generate_tables
 
     def counted(self, files, row_groups_list):
         opened.extend(
@@ -299,11 +304,13 @@ def test_local_files_stream_by_row_groups(tables):
     )
     held = set(corpus.validation(10**6).document_B.tolist())
     assert len(held) == 4 * 8  # of 40 row groups, four
-    one, two = World(corpus, 1, 8, 1), World(corpus, 1, 8, 2)
+    one = AllRanks(corpus, 1, 8, 1)
+    two = AllRanks(corpus, 1, 8, 2)
     for _ in range(3):
         assert one.update() == two.update()
-    trained, groups = set(), []
-    for source in World(corpus, 1, 8, 2).sources:
+    trained = set()
+    groups = []
+    for source in AllRanks(corpus, 1, 8, 2).sources:
         opened.clear()
         for _ in range(60):
             trained |= set(source.next(4).document_B.tolist())
@@ -312,7 +319,7 @@ def test_local_files_stream_by_row_groups(tables):
     assert not held & trained
     assert len(held | trained) == 4 * 80
     state = one.state()
-    again = World(corpus, 1, 8, 4, state=state)
+    again = AllRanks(corpus, 1, 8, 4, state=state)
     assert again.update() == one.update()
 
 

@@ -94,7 +94,8 @@ def test_a_seed_opens_the_same_text_in_a_copy():
 def test_a_collector_steps_it_in_processes():
     from torchrl.collectors import MultiSyncCollector
 
-    env, agent = make_env(), Learned(WIDTH, scale=1.0).double()
+    env = make_env()
+    agent = Learned(WIDTH, scale=1.0).double()
     frames = 2 * BATCH * (LENGTH - 1)
     collector = MultiSyncCollector([env, env], agent, frames_per_batch=frames, total_frames=frames)
     try:

@@ -47,7 +47,8 @@ def assert_same(one, other):
 @TOLD
 def test_stepping_equals_one_pass(tiny_lm, symbol_BN, name):
     """The same seed gives the same rates; every sequence keeps its own to the end."""
-    agent, env = rate_conditioned_agents(WIDTH, LENGTH)[name], make_env(tiny_lm, symbol_BN)
+    agent = rate_conditioned_agents(WIDTH, LENGTH)[name]
+    env = make_env(tiny_lm, symbol_BN)
     drawn = []
     for seed in range(3):
         noise_BT = random_noise(BATCH, LENGTH - 1)
@@ -62,7 +63,7 @@ def test_stepping_equals_one_pass(tiny_lm, symbol_BN, name):
     assert len(torch.cat(drawn).unique()) == 3 * BATCH
 
 
-def test_rows_that_start_anew_are_asked_for_another_rate(tiny_lm, symbol_BN):
+def test_rows_that_start_anew_have_another_rate(tiny_lm, symbol_BN):
     env = make_env(tiny_lm, symbol_BN)
     td = env.reset()
     first = td[keys.TARGET_RATE].clone()
@@ -100,26 +101,26 @@ def test_rates_that_cannot_be_are_refused(tiny_lm, symbol_BN, rate):
 @TOLD
 def test_a_rate_for_all_is_the_agent_of_that_rate(tiny_lm, symbol_BN, name):
     """At one rate a rate-conditioned agent equals one built for that rate; its gains and shifts start at 0."""
-    told = rate_conditioned_agents(WIDTH, LENGTH)[name]
-    kind = type(told)
+    conditioned = rate_conditioned_agents(WIDTH, LENGTH)[name]
+    kind = type(conditioned)
     options = (
-        {"rounding": told.rounding}
-        if hasattr(told, "rounding")
-        else {"width": WIDTH, "window": told.window}
+        {"rounding": conditioned.rounding}
+        if hasattr(conditioned, "rounding")
+        else {"width": WIDTH, "window": conditioned.window}
     )
     if "learned" not in name:
         options["seq_len"] = LENGTH
-    plain = kind(rate=0.3, **options).double().train(told.training)
-    if told.trainable:
-        torch.nn.init.zeros_(told.told.last.weight)
-        plain.scale = told.scale
-        plain.projection.load_state_dict(told.projection.state_dict())
+    plain = kind(rate=0.3, **options).double().train(conditioned.training)
+    if conditioned.trainable:
+        torch.nn.init.zeros_(conditioned.told.last.weight)
+        plain.scale = conditioned.scale
+        plain.projection.load_state_dict(conditioned.projection.state_dict())
     noise = random_noise(2, BATCH, LENGTH - 1)
     rate_B = torch.full((BATCH,), 0.3, dtype=torch.float64)
     length_B = torch.tensor([LENGTH, LENGTH - 3, 5])
     how = {"noise": noise, "sampling": Sampling(num_samples=2), "length_B": length_B}
     one = rollout(tiny_lm, plain, symbol_BN, **how)
-    other = rollout(tiny_lm, told, symbol_BN, rate=rate_B, **how)
+    other = rollout(tiny_lm, conditioned, symbol_BN, rate=rate_B, **how)
     for key in (
         keys.ACTION,
         keys.ACTION_LOG_PROB,
@@ -135,7 +136,8 @@ def test_a_rate_for_all_is_the_agent_of_that_rate(tiny_lm, symbol_BN, name):
 @TOLD
 def test_a_sequences_rate_is_its_own_matter(tiny_lm, symbol_BN, name):
     """A row does not depend on the other rows of its batch and their target rates."""
-    agent, noise_BT = rate_conditioned_agents(WIDTH, LENGTH)[name], random_noise(BATCH, LENGTH - 1)
+    agent = rate_conditioned_agents(WIDTH, LENGTH)[name]
+    noise_BT = random_noise(BATCH, LENGTH - 1)
     rate_B = torch.tensor([0.15, 0.3, 0.55])
     together = rollout(tiny_lm, agent, symbol_BN, noise=noise_BT, rate=rate_B)
     for row in range(BATCH):
@@ -195,7 +197,8 @@ def test_scored_again_a_rollout_stays_what_it_was(tiny_lm, symbol_BN, name):
 @TOLD
 def test_generation_equals_one_pass_over_the_result(tiny_lm, name):
     agent = rate_conditioned_agents(WIDTH, LENGTH)[name].eval()
-    prompt, rate_B = torch.randint(256, (BATCH, 4)), torch.tensor([0.15, 0.3, 0.55])
+    prompt = torch.randint(256, (BATCH, 4))
+    rate_B = torch.tensor([0.15, 0.3, 0.55])
     done = generate(
         tiny_lm,
         agent,
@@ -212,12 +215,13 @@ def test_generation_equals_one_pass_over_the_result(tiny_lm, name):
     assert torch.equal(done.action_BN, td[keys.ACTION])
     assert_close(done.boundary_prob_BN, td[keys.BOUNDARY_PROB].to(done.boundary_prob_BN))
     mean = generate(tiny_lm, agent, prompt, 3, generator=seeded())
-    asked = generate(tiny_lm, agent, prompt, 3, rate=RANGE.mean, generator=seeded())
-    assert torch.equal(mean.action_BN, asked.action_BN)
+    at_mean = generate(tiny_lm, agent, prompt, 3, rate=RANGE.mean, generator=seeded())
+    assert torch.equal(mean.action_BN, at_mean.action_BN)
 
 
 def test_strict_counts_are_each_sequences_own(tiny_lm):
-    symbol_BN, rate_B = torch.randint(256, (4, LENGTH)), torch.tensor([0.1, 0.29, 0.5, 0.6])
+    symbol_BN = torch.randint(256, (4, LENGTH))
+    rate_B = torch.tensor([0.1, 0.29, 0.5, 0.6])
     for name in ("exact_count, w = 2", "uniform", "random"):
         td = rollout(tiny_lm, rate_conditioned_agents(WIDTH, LENGTH)[name], symbol_BN, rate=rate_B)
         assert td[keys.ACTION].sum(-1).tolist() == [1, 4, 7, 8], name

@@ -157,7 +157,7 @@ def test_a_prompt_that_is_read_once_continues_as_one_read_for_every_sample(kind,
     assert once.action_BN.sum(1).min() > 1
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @hypothesis_given(
     kind=st.sampled_from(
         [
@@ -223,12 +223,15 @@ def test_prompts_of_any_lengths_continue_as_each_alone(
         alone = generate(lm, agent, prompt[None], max_new_tokens, generator=seeded(b), **options)
         for row, expected in enumerate(alone.length_B.tolist(), b * samples):
             assert together.length_B[row] == expected
-            for got, one in zip(together[:3], alone[:3], strict=True):
-                torch.testing.assert_close(got[row, :expected], one[row - b * samples, :expected])
+            for actual, one in zip(together[:3], alone[:3], strict=True):
+                torch.testing.assert_close(
+                    actual[row, :expected], one[row - b * samples, :expected]
+                )
 
 
 def test_random_numbers_of_several_steps_are_those_of_multinomial():
-    codec, prob = ByteCodec(4, vocabulary=50), torch.randn(5, 3, 50).softmax(-1)
+    codec = ByteCodec(4, vocabulary=50)
+    prob = torch.randn(5, 3, 50).softmax(-1)
     noise = -torch.log1p(-codec.sample_noise(15, seeded()).view(5, 3, 50)).float()
     each = seeded()
     expected = torch.stack([torch.empty(3, 50).exponential_(generator=each) for _ in range(5)])
@@ -245,10 +248,8 @@ def test_random_numbers_of_several_steps_are_those_of_multinomial():
 def test_compiled_draws_are_those_of_torch_in_float64(top_p, scale):
     """Whether all probabilities are alike, or some are equal, or one symbol has all."""
     codec = ByteCodec(4)
-    parameters, noise = (
-        scale * torch.randn(300, 256).round(decimals=1),
-        codec.sample_noise(300, seeded()),
-    )
+    parameters = scale * torch.randn(300, 256).round(decimals=1)
+    noise = codec.sample_noise(300, seeded())
     options = {"temperature": 0.9, "top_p": top_p, "noise": noise}
     assert torch.equal(
         codec.sample(parameters, **options), codec.sample(parameters.double(), **options)

@@ -1,10 +1,12 @@
 """The gymnasium environments satisfy gymnasium's checks, and agree with the TorchRL environment."""
 
+from functools import partial
+
 import gymnasium
 import numpy as np
 import pytest
 import torch
-from episodes import small_lm
+from episodes import seeded_source, small_lm
 from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 from numpy.testing import assert_allclose, assert_array_equal
@@ -38,11 +40,7 @@ def lm():
     return small_lm()
 
 
-def seeded(seed):
-    """Return a source with a different order for every seed."""
-    return TensorSource(
-        torch.randint(256, (50, LENGTH), generator=torch.Generator().manual_seed(seed))
-    )
+seeded = partial(seeded_source, LENGTH)
 
 
 def random_actions(*shape):
@@ -190,7 +188,8 @@ def test_the_vector_environment_is_single_ones_side_by_side(lm, symbol_BN):
         assert_same(*answers, "reset")
     # Two episodes and the beginning of a third, which starts from the first sequences again.
     for i, actions in enumerate(random_actions(2 * STEPS + 3, 3)):
-        mine, other = ours.step(actions), theirs.step(actions)
+        mine = ours.step(actions)
+        other = theirs.step(actions)
         assert mine[0] in ours.observation_space
         for name, a, b in zip(
             ("observation", "reward", "terminated", "truncated"), mine, other, strict=False
@@ -200,10 +199,8 @@ def test_the_vector_environment_is_single_ones_side_by_side(lm, symbol_BN):
 
 
 def test_the_default_mode_is_gymnasiums():
-    ours, theirs = (
-        gymnasium.make_vec(BYTES_ID, num_envs=1),
-        gymnasium.make_vec("CartPole-v1", num_envs=1),
-    )
+    ours = gymnasium.make_vec(BYTES_ID, num_envs=1)
+    theirs = gymnasium.make_vec("CartPole-v1", num_envs=1)
     assert (
         ours.metadata["autoreset_mode"]
         is theirs.metadata["autoreset_mode"]
@@ -229,7 +226,8 @@ def test_sequences_that_end_start_anew_in_the_same_step(lm, symbol_BN):
 
 def test_all_rows_go_through_the_model_together(lm, symbol_BN, monkeypatch):
     envs = gymnasium.make_vec(BYTES_ID, num_envs=5, lm=lm, source=TensorSource(symbol_BN))
-    rows, early_exit = [], lm.early_exit
+    rows = []
+    early_exit = lm.early_exit
 
     def counting(x):
         rows.append(len(x))
@@ -249,7 +247,8 @@ def test_vector_defaults_and_seeds():
     origin = first.reset(seed=5) and first.origin
     first.reset(seed=6)
     assert first.origin != origin
-    (observation, _), single = first.reset(seed=5), gymnasium.make(BYTES_ID).reset(seed=5)[0]
+    (observation, _) = first.reset(seed=5)
+    single = gymnasium.make(BYTES_ID).reset(seed=5)[0]
     assert_allclose(observation["encoding"][0], single["encoding"], **TOLERANCE)
 
 

@@ -31,10 +31,12 @@ def test_going_on_is_what_gymnasium_makes_of_single_environments(lm, mode):
     single = [lambda row=row: BytesEnv(lm, TensorSource(symbols(row))) for row in range(ROWS)]
     theirs = SyncVectorEnv(single, autoreset_mode=AutoresetMode(mode))
     assert ours.metadata["autoreset_mode"] == theirs.metadata["autoreset_mode"]
-    first, second = ours.reset()[0], theirs.reset()[0]
+    first = ours.reset()[0]
+    second = theirs.reset()[0]
     for actions in (None, *ACTIONS):
         if actions is not None:
-            (first, *mine), (second, *other) = ours.step(actions), theirs.step(actions)
+            (first, *mine) = ours.step(actions)
+            (second, *other) = theirs.step(actions)
             for a, b in zip(mine[:3], other[:3], strict=True):
                 assert_allclose(a, b, rtol=1e-6, atol=1e-9)
             assert_array_equal(mine[3]["position"], other[3]["position"])

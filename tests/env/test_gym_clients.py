@@ -4,6 +4,7 @@ import os
 import pickle
 import subprocess
 import sys
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from episodes import small_lm
+from episodes import seeded_source, small_lm
 from gymnasium.error import ResetNeeded
 from gymnasium.wrappers import RecordVideo, RenderCollection
 
@@ -38,10 +39,7 @@ def symbol_BN():
     return torch.randint(256, (6, LENGTH))
 
 
-def seeded(seed):
-    return TensorSource(
-        torch.randint(256, (50, LENGTH), generator=torch.Generator().manual_seed(seed))
-    )
+seeded = partial(seeded_source, LENGTH)
 
 
 # --- finding it ---

@@ -90,7 +90,9 @@ def make_env(lm, symbol_BN):
 
 
 def test_stepping_equals_one_pass(tiny_lm):
-    lm, agent, noise_BT = tiny_lm.double(), DigitPolicy(), random_noise(3, 23)
+    lm = tiny_lm.double()
+    agent = DigitPolicy()
+    noise_BT = random_noise(3, 23)
     env = make_env(lm, digits_and_letters())
     stepped = env.rollout(23, TensorDictSequential(Noise(noise_BT), agent)).detach()
     one_pass = env.one_pass(agent, noise=noise_BT).detach()
@@ -125,7 +127,9 @@ def test_it_is_absent_unless_an_agent_or_an_environment_asks_for_it(tiny_lm):
 
 
 def test_generation_and_rescoring_read_it(tiny_lm):
-    lm, agent, prompt = tiny_lm.double(), DigitPolicy(), digits_and_letters(2, 6)
+    lm = tiny_lm.double()
+    agent = DigitPolicy()
+    prompt = digits_and_letters(2, 6)
     generated = generate(
         lm, agent, prompt, 10, samples=2, generator=torch.Generator().manual_seed(0)
     )

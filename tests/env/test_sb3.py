@@ -8,7 +8,7 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
-from episodes import small_lm, symbols_of_row
+from episodes import seeded_source, small_lm, symbols_of_row
 from gymnasium.vector import AutoresetMode
 from gymnasium.wrappers.vector import RecordEpisodeStatistics, RecordVideo
 from numpy.testing import assert_allclose, assert_array_equal
@@ -44,10 +44,7 @@ def lm():
 symbols = partial(symbols_of_row, LENGTH, ROWS)
 
 
-def seeded(seed):
-    return TensorSource(
-        torch.randint(256, (50, LENGTH), generator=torch.Generator().manual_seed(seed))
-    )
+seeded = partial(seeded_source, LENGTH)
 
 
 def many(lm, source, **options):
@@ -75,10 +72,8 @@ def test_rows_are_stable_baselines3s_own_of_single_environments(lm):
     assert_same_observations(ours.reset(), theirs.reset())
     ends = 0
     for actions in ACTIONS:
-        (mine, reward, done, infos), (yours, *other, their_infos) = (
-            ours.step(actions),
-            theirs.step(actions),
-        )
+        (mine, reward, done, infos) = ours.step(actions)
+        (yours, *other, their_infos) = theirs.step(actions)
         assert_same_observations(mine, yours)
         assert (reward.dtype, done.dtype) == (other[0].dtype, other[1].dtype)
         assert_allclose(reward, other[0], rtol=1e-5)
@@ -199,7 +194,8 @@ class Noted(VecEnvWrapper):
 
     def __init__(self, venv):
         super().__init__(venv)
-        self.actions, self.rewards = [], []
+        self.actions = []
+        self.rewards = []
 
     def reset(self):
         return self.venv.reset()

@@ -100,12 +100,14 @@ POOLING = {"nawrot": "mean", "hnet": "smooth"}
 
 
 @pytest.mark.parametrize("name", agents(8))
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=12)
 @given(st.data())
 def test_stepping_equals_one_pass(name, data):
     torch.manual_seed(data.draw(st.integers(0, 1000)))
-    batch, length = data.draw(st.integers(1, 3)), data.draw(st.integers(4, 24))
-    window, attended = data.draw(st.sampled_from([8, 9])), data.draw(st.sampled_from([1, 4, 32]))
+    batch = data.draw(st.integers(1, 3))
+    length = data.draw(st.integers(4, 24))
+    window = data.draw(st.sampled_from([8, 9]))
+    attended = data.draw(st.sampled_from([1, 4, 32]))
     probability = st.floats(1e-6, 1 - 1e-6)
     row = st.lists(probability, min_size=length - 1, max_size=length - 1)
     noise_BT = torch.tensor(
@@ -124,14 +126,17 @@ def test_stepping_equals_one_pass(name, data):
 @pytest.mark.parametrize("window", [0, 1, 3])
 def test_the_observation_holds_w_actions(window):
     env = make_env(random_symbols(2, 10), window=window)
-    agent, noise_BT = make_learned(window), random_noise(2, 9)
+    agent = make_learned(window)
+    noise_BT = random_noise(2, 9)
     stepped = step_through(env, agent, noise_BT)
     assert stepped[keys.LAST_ACTIONS].shape == (2, 9, window)
     assert_same(stepped.detach(), env.one_pass(agent, noise=noise_BT).detach())
 
 
-def test_the_early_entropy_costs_nothing_unless_it_is_asked_for(monkeypatch):
-    lm, symbol_BN, noise_BT = make_lm(), random_symbols(2, 10), random_noise(2, 9)
+def test_the_early_entropy_costs_nothing_unless_an_agent_reads_it(monkeypatch):
+    lm = make_lm()
+    symbol_BN = random_symbols(2, 10)
+    noise_BT = random_noise(2, 9)
     env = make_env(symbol_BN, lm, optional_keys=["early_entropy"])
     check_env_specs(env)
     env.source.position = 0
@@ -157,8 +162,10 @@ def test_keys_shapes_and_dtypes_agree_in_other_precisions(dtype):
     )
     env = make_env(random_symbols(2, 10), lm)
     check_env_specs(env)
-    agent, noise_BT = Learned(WIDTH), torch.rand(2, 9)
-    stepped, one_pass = step_through(env, agent, noise_BT), env.one_pass(agent, noise=noise_BT)
+    agent = Learned(WIDTH)
+    noise_BT = torch.rand(2, 9)
+    stepped = step_through(env, agent, noise_BT)
+    one_pass = env.one_pass(agent, noise=noise_BT)
     assert all(
         x.dtype in (torch.float32, torch.int64, torch.bool)
         for x in one_pass.detach().values(True, True)
@@ -171,7 +178,8 @@ def test_keys_shapes_and_dtypes_agree_in_other_precisions(dtype):
 
 
 def test_the_reward_is_what_beats_the_early_exit():
-    lm, symbol_BN = make_lm(), random_symbols(2, 12)
+    lm = make_lm()
+    symbol_BN = random_symbols(2, 12)
     td = step_through(make_env(symbol_BN, lm), Scripted(), random_noise(2, 11))
     late = lm.codec.log_prob(lm(symbol_BN[:, :-1], td[keys.ACTION]), symbol_BN[:, 1:])
     early = lm.codec.log_prob(lm.early_exit(lm.encode(symbol_BN[:, :-1])), symbol_BN[:, 1:])
@@ -205,7 +213,8 @@ def test_the_specs_hold(batch, length, window):
 
 def test_rows_start_anew_alone():
     """Rows which are reset in the middle behave like new environments, without an effect on the others."""
-    lm, symbol_BN = make_lm(), random_symbols(6, 12)
+    lm = make_lm()
+    symbol_BN = random_symbols(6, 12)
     env = make_env(symbol_BN[:3], lm)
     # the first three, then one more for each row that starts anew
     env.source = TensorSource(symbol_BN)
@@ -215,7 +224,8 @@ def test_rows_start_anew_alone():
         stepped = env.step(td.set(keys.ACTION, action_BT[:, i]))
         return stepped, stepped["next"].exclude("reward")
 
-    td, log = env.reset(), []
+    td = env.reset()
+    log = []
     for i in range(4):
         stepped, td = advance(td, i)
         log.append(stepped)
@@ -232,7 +242,8 @@ def test_rows_start_anew_alone():
     def alone(row, actions):
         """Return a new environment of one row."""
         one = make_env(symbol_BN[row : row + 1], lm)
-        td, steps = one.reset(), []
+        td = one.reset()
+        steps = []
         for action in actions:
             steps.append(one.step(td.set(keys.ACTION, action[None])))
             td = steps[-1]["next"].exclude("reward")
@@ -283,10 +294,13 @@ def test_origins_follow_the_rows():
 
 @pytest.mark.parametrize("name", agents(8))
 def test_samples_are_separate_rollouts_that_share_one_encoding(name, monkeypatch):
-    lm, symbol_BN, noise = make_lm(), random_symbols(2, 14), random_noise(3, 2, 13)
+    lm = make_lm()
+    symbol_BN = random_symbols(2, 14)
+    noise = random_noise(3, 2, 13)
     agent = agents(14)[name]
     singles = [rollout(lm, agent, symbol_BN, noise=noise_BT) for noise_BT in noise]
-    calls, encode = [], lm.encode
+    calls = []
+    encode = lm.encode
 
     def counting(symbol_BN):
         calls.append(symbol_BN.shape)
@@ -310,11 +324,13 @@ def test_num_samples_draws_fresh_noise_for_each():
 # --- causality ---
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.integers(0, 1000), st.integers(0, 15), st.booleans())
 def test_a_symbol_moves_nothing_before_it(seed, t, stepping):
     torch.manual_seed(seed)
-    lm, agent, noise_BT = make_lm(), make_learned(), random_noise(1, 15)
+    lm = make_lm()
+    agent = make_learned()
+    noise_BT = random_noise(1, 15)
     symbol_BN = random_symbols(1, 16)
     changed_BN = symbol_BN.clone()
     changed_BN[0, t] = (changed_BN[0, t] + 1) % 256
@@ -324,7 +340,8 @@ def test_a_symbol_moves_nothing_before_it(seed, t, stepping):
             return step_through(make_env(x_BN, lm), agent, noise_BT).detach()
         return rollout(lm, agent, x_BN, noise=noise_BT).detach()
 
-    before, after = roll(symbol_BN), roll(changed_BN)
+    before = roll(symbol_BN)
+    after = roll(changed_BN)
     # Decisions at t and later may read x_t; the prediction of x_t stands at step t - 1.
     for key in (
         keys.BOUNDARY_LOGITS,
@@ -342,11 +359,13 @@ def test_a_symbol_moves_nothing_before_it(seed, t, stepping):
         assert (after[keys.REWARD][:, t - 1] != before[keys.REWARD][:, t - 1]).all()
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.integers(0, 1000), st.integers(1, 14), st.booleans())
 def test_an_action_moves_no_prediction_of_what_is_read_already(seed, t, stepping):
     torch.manual_seed(seed)
-    lm, symbol_BN, noise_BT = make_lm(), random_symbols(1, 16), random_noise(1, 15)
+    lm = make_lm()
+    symbol_BN = random_symbols(1, 16)
+    noise_BT = random_noise(1, 15)
     # In a run of one and the same symbol all tokens are alike, and one more changes nothing.
     assume(len(symbol_BN[0, : t + 1].unique()) > 1)
     flipped_BT = noise_BT.clone()
@@ -357,7 +376,8 @@ def test_an_action_moves_no_prediction_of_what_is_read_already(seed, t, stepping
             return step_through(make_env(symbol_BN, lm), Scripted(), noise_BT)
         return rollout(lm, Scripted(), symbol_BN, noise=noise_BT).detach()
 
-    before, after = roll(noise_BT), roll(flipped_BT)
+    before = roll(noise_BT)
+    after = roll(flipped_BT)
     assert (after[keys.ACTION] != before[keys.ACTION]).nonzero().tolist() == [[0, t]]
     # Step i predicts x_{i+1}: steps before t predict x_1, ..., x_t.
     for key in (keys.REWARD, keys.LOG_LIKELIHOOD):
@@ -373,7 +393,9 @@ def test_an_action_moves_no_prediction_of_what_is_read_already(seed, t, stepping
 @pytest.mark.parametrize("name", agents(8))
 @pytest.mark.parametrize("samples", [(), (2,)])
 def test_padding_changes_nothing(name, samples):
-    lm, symbol_BN, noise = make_lm(), random_symbols(3, 14), random_noise(*samples, 3, 13)
+    lm = make_lm()
+    symbol_BN = random_symbols(3, 14)
+    noise = random_noise(*samples, 3, 13)
     length_B = torch.tensor([14, 2, 9])
     agent = agents(14)[name]
     td = rollout(lm, agent, symbol_BN, noise=noise, length_B=length_B).detach()
@@ -421,7 +443,8 @@ def test_fixed_agents_draw_nothing_in_the_padding(agent):
 
 @pytest.mark.parametrize("samples", [None, 2])
 def test_the_one_pass_rollout_carries_gradients(samples):
-    lm, agent = make_lm(), make_learned()
+    lm = make_lm()
+    agent = make_learned()
     td = rollout(lm, agent, random_symbols(2, 12), Sampling(num_samples=samples))
 
     def reached(scalar):
@@ -458,19 +481,17 @@ def test_the_one_pass_rollout_carries_gradients(samples):
 
 
 def test_with_reward_only_the_model_learns_from_the_first_sample_as_if_it_were_alone():
-    lm, agent, symbol_BN, noise = (
-        make_lm(),
-        make_learned(),
-        random_symbols(2, 9),
-        random_noise(3, 2, 8),
-    )
+    lm = make_lm()
+    agent = make_learned()
+    symbol_BN = random_symbols(2, 9)
+    noise = random_noise(3, 2, 8)
     td = rollout(lm, agent, symbol_BN, Sampling(reward_only=True), noise=noise)
     alone = rollout(lm, agent, symbol_BN, noise=noise[0])
     loss = (td[keys.LOG_LIKELIHOOD] * td[keys.SAMPLE_WEIGHT]).sum()
     inputs = [*lm.head.parameters(), *lm.mid.parameters(), *lm.down.parameters()]
-    found = torch.autograd.grad(loss, inputs)
+    actual = torch.autograd.grad(loss, inputs)
     expected = torch.autograd.grad(alone[keys.LOG_LIKELIHOOD].sum(), inputs)
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(actual, expected, strict=True):
         assert one.any()
         assert_close(one, other)
 
@@ -489,7 +510,8 @@ def test_stepping_carries_no_gradient_into_the_model():
 
 
 def test_errors_say_what_was_expected():
-    lm, source = make_lm(), TensorSource(random_symbols(1, 4))
+    lm = make_lm()
+    source = TensorSource(random_symbols(1, 4))
     with pytest.raises(ValueError, match="batch_size = 0: expected at least one"):
         TokenizationEnv(lm, source, 0)
     with pytest.raises(ValueError, match="window = -1: expected 0 or more"):
@@ -515,9 +537,12 @@ def test_the_reward_is_in_nats():
     "agent", [make_learned(window=2), make_entropy("global", 0.5)], ids=["learned", "entropy"]
 )
 def test_what_an_agent_decides_by_needs_no_decision(agent):
-    lm, symbol_BN, noise_BT = make_lm(), random_symbols(2, 12), torch.rand(2, 11)
-    seen, whole = observe(lm, agent, symbol_BN), rollout(lm, agent, symbol_BN, noise=noise_BT)
-    assert seen.batch_size == whole.batch_size
+    lm = make_lm()
+    symbol_BN = random_symbols(2, 12)
+    noise_BT = torch.rand(2, 11)
+    observation = observe(lm, agent, symbol_BN)
+    td = rollout(lm, agent, symbol_BN, noise=noise_BT)
+    assert observation.batch_size == td.batch_size
     for key in set(agent.in_keys) - {keys.LAST_ACTIONS}:
-        assert_close(seen[key], whole[key], rtol=0, atol=0)
-    assert agent.draw(seen, noise_BT)[keys.ACTION].equal(whole[keys.ACTION])
+        assert_close(observation[key], td[key], rtol=0, atol=0)
+    assert agent.draw(observation, noise_BT)[keys.ACTION].equal(td[keys.ACTION])

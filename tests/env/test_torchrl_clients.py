@@ -103,10 +103,8 @@ def test_a_collector_collects(env, agent):
 
 def test_collected_data_is_what_one_pass_gives(env, agent):
     (td,) = collect(env, agent)
-    action_BT, symbol_BN = (
-        td[keys.ACTION],
-        torch.cat([td[keys.SYMBOL], td["next", keys.SYMBOL][:, -1:]], 1),
-    )
+    action_BT = td[keys.ACTION]
+    symbol_BN = torch.cat([td[keys.SYMBOL], td["next", keys.SYMBOL][:, -1:]], 1)
     late = env.lm.codec.log_prob(env.lm(symbol_BN[:, :-1], action_BT), symbol_BN[:, 1:])
     assert_close(td[keys.LOG_LIKELIHOOD], late.detach())
 
@@ -188,7 +186,8 @@ def test_a2c_estimates_advantages_itself(env, agent, critic):
     loss = A2CLoss(agent, critic)
     loss.make_value_estimator(ValueEstimators.GAE, gamma=0.9, lmbda=0.8)
     losses = loss(td)
-    value, following = critic.module(td[keys.ENCODING]), critic.module(td["next", keys.ENCODING])
+    value = critic.module(td[keys.ENCODING])
+    following = critic.module(td["next", keys.ENCODING])
     surprise = td[keys.REWARD] + 0.9 * following * ~td[keys.DONE] - value
     advantage = discounted_sum(surprise[..., 0], 0.9 * 0.8).detach()
     assert_close(losses["loss_objective"], -(scores_by_hand(agent, td) * advantage).mean())

@@ -1,10 +1,12 @@
 """TorchRL's transforms of the environment, with and without our agents; and its GymEnv for gymnasium's ids."""
 
+from functools import partial
+
 import gymnasium
 import numpy as np
 import pytest
 import torch
-from episodes import Noise, random_noise
+from episodes import Noise, random_noise, seeded_source
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.testing import assert_allclose
@@ -84,7 +86,9 @@ def entropy():
     ids=["learned", "nawrot", "hnet", "uniform", "whitespace", "entropy"],
 )
 def test_agents_draw_in_a_transformed_environment_as_in_one_pass(make, options):
-    agent, env, noise_BT = make(), make_env(**options), random_noise(BATCH, STEPS)
+    agent = make()
+    env = make_env(**options)
+    noise_BT = random_noise(BATCH, STEPS)
     one_pass = env.one_pass(agent, noise=noise_BT).detach()
     transformed = TransformedEnv(env, Compose(RewardSum(), StepCounter()))
     check_env_specs(transformed)
@@ -177,7 +181,7 @@ def rewards_of(env, action_BT):
 @pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::UserWarning", "ignore::FutureWarning"
 )
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(
     transform=st.one_of(
         st.tuples(st.sampled_from(NORMALIZED), st.just(keys.ENCODING)),
@@ -212,15 +216,13 @@ torchrls_own = pytest.mark.filterwarnings(
 )
 
 
-def seeded(seed):
-    return TensorSource(
-        torch.randint(256, (50, LENGTH), generator=torch.Generator().manual_seed(seed))
-    )
+seeded = partial(seeded_source, LENGTH)
 
 
 def play(env, actions_T):
     """Rewards [.., T] of one sequence a row, by TorchRL's steps."""
-    td, rewards = env.reset(), []
+    td = env.reset()
+    rewards = []
     for action in actions_T:
         td = env.step(td.set("action", action))["next"]
         rewards.append(td["reward"].squeeze(-1).clone())

@@ -23,7 +23,8 @@ def nodes(number, steep):
     reads, grows as log u does.
     """
     x, weight = (torch.from_numpy(a) for a in np.polynomial.legendre.leggauss(number))
-    x, weight = (x + 1) / 2, weight / 2
+    x = (x + 1) / 2
+    weight = weight / 2
     if steep:
         return x**4 * (35 - 84 * x + 70 * x**2 - 20 * x**3), weight * 140 * (x * (1 - x)) ** 3
     return x, weight
@@ -41,7 +42,8 @@ class Bandit:
         self.linear_BTT = torch.randn(2, 3, 3).double().tril()
         self.pair_BT = torch.randn(2, 3).double()
         self.encoding_BTD = torch.randn(2, 3, WIDTH).double()
-        bits, one = torch.tensor([0.0, 1.0]).double(), torch.ones(2).double()
+        bits = torch.tensor([0.0, 1.0]).double()
+        one = torch.ones(2).double()
         x, weight = nodes(number, steep)
         at_CA = torch.cartesian_prod(bits, bits, x, x, x, x)
         self.size_C = torch.cartesian_prod(one, one, *[weight] * 4).prod(-1)
@@ -80,7 +82,8 @@ class Bandit:
 
     def expected(self, estimator):
         estimator = estimator.double()
-        action, logits = self.action_CBT, self.logits(self.action_CBT)
+        action = self.action_CBT
+        logits = self.logits(self.action_CBT)
         prob = logits.sigmoid().detach()
         noise = conditional_noise(prob, action, self.within_CBT)
         td = TensorDict(
@@ -109,20 +112,19 @@ class Bandit:
 @pytest.mark.parametrize("scale", [0.0, 1.0, -0.6])
 def test_rebar(scale):
     """With any scale; ten nodes a dimension give eight digits."""
-    bandit, estimator = Bandit(), recipes.rebar(temperature=1.0)
+    bandit = Bandit()
+    estimator = recipes.rebar(temperature=1.0)
     estimator.stages[-1].scale.data.fill_(scale)
     torch.testing.assert_close(bandit.expected(estimator), bandit.true(), rtol=1e-8, atol=1e-9)
 
 
 def test_relax():
     """With a network which is not zero; twelve nodes per dimension give six digits."""
-    bandit, part = (
-        Bandit(number=12, steep=True),
-        control_variates.RELAX(WIDTH, temperature=1.0, hidden=3),
-    )
+    bandit = Bandit(number=12, steep=True)
+    part = control_variates.RELAX(WIDTH, temperature=1.0, hidden=3)
     torch.nn.init.normal_(part.network[-1].weight)
-    found = bandit.expected(chain(EarlyExit(), Discount(1.0), part))
-    torch.testing.assert_close(found, bandit.true(), rtol=1e-6, atol=2e-6)
+    estimate = bandit.expected(chain(EarlyExit(), Discount(1.0), part))
+    torch.testing.assert_close(estimate, bandit.true(), rtol=1e-6, atol=2e-6)
 
 
 def test_rebar_is_biased_for_a_policy_with_a_past():
@@ -134,15 +136,16 @@ def test_rebar_is_biased_for_a_policy_with_a_past():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_noise_at_its_ends_gives_finite_gradients(dtype):
     """``torch.rand`` returns 0 once in 2^24 draws of float32."""
-    world, estimator = Enumeration(0), recipes.relax(width=8).to(dtype)
+    enumeration = Enumeration(0)
+    estimator = recipes.relax(width=8).to(dtype)
     torch.nn.init.normal_(estimator.stages[-1].network[-1].weight)
     noise = torch.tensor([[0.5, 0.0, 1.0, 0.3], [0.2, 1.0, 0.6, 0.0]], dtype=dtype)
     td = rollout(
-        world.lm.to(dtype),
-        world.agent.to(dtype),
-        world.symbol_BN,
+        enumeration.lm.to(dtype),
+        enumeration.agent.to(dtype),
+        enumeration.symbol_BN,
         noise=noise,
         sampling=estimator.sampling,
     )
     loss = estimator(td)[keys.LOSS_POLICY].sum()
-    assert flat_gradient(loss, [*estimator.parameters(), *world.policy]).isfinite().all()
+    assert flat_gradient(loss, [*estimator.parameters(), *enumeration.policy]).isfinite().all()

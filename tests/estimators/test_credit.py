@@ -24,7 +24,7 @@ from tokenv.estimators.credit import BoundaryCredit, Discount
 
 def credited(reward, action, gamma, boundaries):
     """By loops over one sequence."""
-    found = []
+    credit = []
     for i in range(len(reward)):
         total, met = 0.0, 0
         for t in range(i, len(reward)):
@@ -32,8 +32,8 @@ def credited(reward, action, gamma, boundaries):
             if met == boundaries:
                 break
             total += gamma ** (t - i) * reward[t]
-        found.append(total)
-    return found
+        credit.append(total)
+    return credit
 
 
 def rollout_of(action, reward):
@@ -42,31 +42,34 @@ def rollout_of(action, reward):
     return td.set(keys.REWARD, reward.unsqueeze(-1))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     st.integers(1, 12), st.integers(1, 4), st.sampled_from([0.0, 0.7, 1.0]), st.integers(0, 1000)
 )
 def test_credit_ends_at_the_kth_next_boundary(steps, boundaries, gamma, seed):
     torch.manual_seed(seed)
-    action, reward = (torch.rand(2, 3, steps) < 0.4).long(), torch.randn(2, 3, steps).double()
-    found = BoundaryCredit(gamma, boundaries)(rollout_of(action, reward))[keys.ADVANTAGE].flatten(
-        0, 1
-    )
+    action = (torch.rand(2, 3, steps) < 0.4).long()
+    reward = torch.randn(2, 3, steps).double()
+    advantage = BoundaryCredit(gamma, boundaries)(rollout_of(action, reward))[
+        keys.ADVANTAGE
+    ].flatten(0, 1)
     for row, a, r in zip(
-        found, action.flatten(0, 1).tolist(), reward.flatten(0, 1).tolist(), strict=True
+        advantage, action.flatten(0, 1).tolist(), reward.flatten(0, 1).tolist(), strict=True
     ):
         assert row.tolist() == pytest.approx(credited(r, a, gamma, boundaries), abs=1e-9)
 
 
 def test_the_cut_is_annealed_in_and_remembered():
     """From the discount to the cut in four rollouts; evaluation does not count, a copy goes on."""
-    action, reward = (torch.rand(3, 20) < 0.4).long(), torch.randn(3, 20).double()
+    action = (torch.rand(3, 20) < 0.4).long()
+    reward = torch.randn(3, 20).double()
     part = BoundaryCredit(0.9, 2, anneal=4)
 
     def now(which):
         return which(rollout_of(action, reward))[keys.ADVANTAGE]
 
-    whole, cut = now(Discount(0.9)), now(BoundaryCredit(0.9, 2))
+    whole = now(Discount(0.9))
+    cut = now(BoundaryCredit(0.9, 2))
     for done in range(6):
         alpha = min(done / 4, 1)
         torch.testing.assert_close(now(part.eval()), (1 - alpha) * whole + alpha * cut)
@@ -83,7 +86,8 @@ def test_impossible_cuts_are_refused(option, value):
 
 def two_samples(shared, batch=400, steps=5):
     """Return credits of two samples per text: a common term, and one for each sample."""
-    text, own = torch.randn(1, batch, steps).double(), torch.randn(2, batch, steps).double()
+    text = torch.randn(1, batch, steps).double()
+    own = torch.randn(2, batch, steps).double()
     td = TensorDict({keys.ADVANTAGE: shared * text + own}, batch_size=own.shape)
     return td.set(keys.DECISION_MASK, torch.ones(own.shape, dtype=torch.bool))
 
@@ -91,7 +95,8 @@ def two_samples(shared, batch=400, steps=5):
 def test_the_share_of_the_other_sample_is_learned():
     """The factor converges to s^2 / (s^2 + 1), of least variance; the first rollout is as in leave-one-out."""
     for shared in (0.0, 1.0, 5.0):
-        part, td = ShrunkLeaveOneOut(), two_samples(shared)
+        part = ShrunkLeaveOneOut()
+        td = two_samples(shared)
         torch.testing.assert_close(part(td.clone()), LeaveOneOutSamples()(td))
         for _ in range(30):
             part(two_samples(shared))
@@ -105,7 +110,8 @@ def test_the_share_of_the_other_sample_is_learned():
 
 
 def test_the_share_is_from_earlier_rollouts():
-    first, second = two_samples(1.0), two_samples(1.0)
+    first = two_samples(1.0)
+    second = two_samples(1.0)
     part = ShrunkLeaveOneOut()
     part(first)
     beta = part.beta.item()
@@ -145,7 +151,8 @@ def test_the_critic_learns_what_the_text_says_and_waits_for_its_turn():
         optimizer.zero_grad()
     fresh = text_of()
     mask = fresh[keys.DECISION_MASK]
-    before, after = fresh[keys.REWARD][mask], critic(fresh.clone())[keys.REWARD][mask]
+    before = fresh[keys.REWARD][mask]
+    after = critic(fresh.clone())[keys.REWARD][mask]
     assert after.var() < 0.2 * before.var()
     assert torch.equal(critic(fresh.clone())[keys.REWARD][~mask], fresh[keys.REWARD][~mask])
 
@@ -153,7 +160,8 @@ def test_the_critic_learns_what_the_text_says_and_waits_for_its_turn():
 def test_a_linear_critic_is_the_least_squares_fit():
     """Compare with a regression on the features which the docstring names, for a third of its symbols each."""
     torch.manual_seed(0)
-    td, critic = text_of(batch=64), LinearCritic(4, vocabulary=3, warmup=0).double()
+    td = text_of(batch=64)
+    critic = LinearCritic(4, vocabulary=3, warmup=0).double()
     td = td.apply(lambda x: x.double() if x.is_floating_point() else x)
     optimizer = torch.optim.LBFGS(
         critic.parameters(), max_iter=500, tolerance_grad=1e-12, tolerance_change=0
@@ -170,10 +178,8 @@ def test_a_linear_critic_is_the_least_squares_fit():
     symbol = F.one_hot(td[keys.NEXT_SYMBOL], 3).double()
     products = (symbol.unsqueeze(-1) * F.pad(here, (0, 1), value=1.0).unsqueeze(-2)).flatten(-2)
     mask = td[keys.DECISION_MASK]
-    features, reward = (
-        torch.cat([products, following], -1)[mask].numpy(),
-        td[keys.REWARD].squeeze(-1)[mask].numpy(),
-    )
+    features = torch.cat([products, following], -1)[mask].numpy()
+    reward = td[keys.REWARD].squeeze(-1)[mask].numpy()
     fitted = features @ np.linalg.lstsq(features, reward, rcond=None)[0]
     left = critic(td.clone())[keys.REWARD].squeeze(-1)[mask].detach().numpy()
     np.testing.assert_allclose(left, reward - fitted, atol=1e-5)
@@ -188,7 +194,8 @@ def test_a_linear_critic_needs_numbered_symbols():
 
 def test_only_the_critic_is_trained_by_its_loss():
     """Through ``loss_policy``, whose value stays that of the surrogate."""
-    estimator, td = recipes.text_critic(4, warmup=0), text_of()
+    estimator = recipes.text_critic(4, warmup=0)
+    td = text_of()
     log_prob = torch.randn(td.shape, requires_grad=True)
     td.set(keys.ACTION_LOG_PROB, log_prob).set(keys.LOG_LIKELIHOOD, td[keys.REWARD].squeeze(-1))
     td = estimator(td)
@@ -238,25 +245,29 @@ def test_rewards_are_centred_over_the_sequences_which_go_on():
 
 
 def test_what_reinforce_leaves_out_is_what_other_recipes_lack():
-    world = Enumeration(2)
+    enumeration = Enumeration(2)
     for options, other in (
         ({"centred": "none"}, recipes.early_exit(0.9)),
         ({"centred": "none", "early_exit": False, "gamma": 1.0}, recipes.naive()),
         ({"centred": "reward"}, recipes.reinforce(0.9)),
     ):
         estimator = recipes.reinforce(**({"gamma": 0.9} | options))
-        torch.testing.assert_close(world.expected(estimator), world.expected(other), **EXACT)
+        torch.testing.assert_close(
+            enumeration.expected(estimator), enumeration.expected(other), **EXACT
+        )
     assert not recipes.reinforce(early_exit=False).reads_early_exit
 
 
 def test_a_warm_start_weighs_each_decision_by_its_own_ratio_and_ends():
-    world, rate = Enumeration(2), 0.3
+    enumeration = Enumeration(2)
+    rate = 0.3
     estimator = recipes.reinforce(0.9, centred="reward", warm_start=2, rate=rate)
     after = recipes.reinforce(0.9, centred="reward")
-    td, _ = world.rollout()
+    td, _ = enumeration.rollout()
     noise = torch.tensor([0.1, 0.29, 0.31, 0.9])
     loss = after(td.clone())[keys.LOSS_POLICY]
-    prob, action = td[keys.ACTION_LOG_PROB].exp(), td[keys.ACTION]
+    prob = td[keys.ACTION_LOG_PROB].exp()
+    action = td[keys.ACTION]
     ratio = torch.where(action == 1, prob / rate, prob / (1 - rate)).where(
         td[keys.DECISION_MASK], 1.0
     )

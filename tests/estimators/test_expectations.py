@@ -43,21 +43,21 @@ CASES = [(0, 5), (2, 5), (2, 6)]
 @pytest.mark.parametrize(("window", "length"), CASES)
 def test_the_policy_loss_expects_the_true_policy_gradient(window, length):
     """With respect to the policy and, through X, to the encoder: grad of -E_a[sum log p] by its probabilities."""
-    world = Enumeration(window, length=length)
-    _, prob_K = world.rollout()
-    objective = -(prob_K * world.likelihood().detach()).sum()
-    true = flat_gradient(objective, [*world.policy, *world.encoder])
+    enumeration = Enumeration(window, length=length)
+    _, prob_K = enumeration.rollout()
+    objective = -(prob_K * enumeration.likelihood().detach()).sum()
+    true = flat_gradient(objective, [*enumeration.policy, *enumeration.encoder])
     assert true.abs().max() > 1e-3
-    torch.testing.assert_close(world.expected(plain()), true, **EXACT)
+    torch.testing.assert_close(enumeration.expected(plain()), true, **EXACT)
 
 
 @pytest.mark.parametrize(("window", "length"), CASES)
 def test_language_model_and_policy_loss_expect_the_true_total_gradient(window, length):
-    world = Enumeration(window, length=length)
-    every = [*world.policy, *world.lm.parameters()]
-    _, prob_K = world.rollout()
-    true = flat_gradient(-(prob_K * world.likelihood()).sum(), every)
-    td, prob_K = world.rollout()
+    enumeration = Enumeration(window, length=length)
+    every = [*enumeration.policy, *enumeration.lm.parameters()]
+    _, prob_K = enumeration.rollout()
+    true = flat_gradient(-(prob_K * enumeration.likelihood()).sum(), every)
+    td, prob_K = enumeration.rollout()
     loss_KBT = plain()(td)[keys.LOSS_POLICY] - td[keys.LOG_LIKELIHOOD]
     estimate = flat_gradient((prob_K.detach() * loss_KBT.sum((1, 2))).sum(), every)
     torch.testing.assert_close(estimate, true, **EXACT)
@@ -65,21 +65,22 @@ def test_language_model_and_policy_loss_expect_the_true_total_gradient(window, l
 
 def test_the_language_models_loss_alone_misses_the_policy():
     """Without the policy loss the encoder's gradient differs, so the test above can fail."""
-    world = Enumeration(2)
-    td, prob_K = world.rollout()
+    enumeration = Enumeration(2)
+    td, prob_K = enumeration.rollout()
     late_K = td[keys.LOG_LIKELIHOOD].sum((1, 2))
-    true = flat_gradient(-(prob_K * late_K).sum(), world.encoder)
-    td, prob_K = world.rollout()
+    true = flat_gradient(-(prob_K * late_K).sum(), enumeration.encoder)
+    td, prob_K = enumeration.rollout()
     alone = flat_gradient(
-        -(prob_K.detach() * td[keys.LOG_LIKELIHOOD].sum((1, 2))).sum(), world.encoder
+        -(prob_K.detach() * td[keys.LOG_LIKELIHOOD].sum((1, 2))).sum(), enumeration.encoder
     )
     assert (alone - true).norm() > 1e-3 * true.norm()
 
 
 def test_the_mean_over_decisions_is_the_sum_by_their_number():
-    world = Enumeration(2)
-    td, _ = world.rollout()
-    loss_KBT, decided = plain()(td)[keys.LOSS_POLICY], td[keys.DECISION_MASK]
+    enumeration = Enumeration(2)
+    td, _ = enumeration.rollout()
+    loss_KBT = plain()(td)[keys.LOSS_POLICY]
+    decided = td[keys.DECISION_MASK]
     assert (loss_KBT[~decided] == 0).all()
     torch.testing.assert_close(
         masked_mean(loss_KBT, decided), loss_KBT.sum() / (len(loss_KBT) * 2 * (5 - 2)), **EXACT
@@ -88,11 +89,14 @@ def test_the_mean_over_decisions_is_the_sum_by_their_number():
 
 @pytest.mark.parametrize("gamma", [1.0, 0.9])
 def test_the_early_exit_changes_no_expectation(gamma):
-    world = Enumeration(2)
+    enumeration = Enumeration(2)
     without = chain(Likelihood(), Discount(gamma), ScoreFunction())
-    torch.testing.assert_close(world.expected(plain(gamma)), world.expected(without), **EXACT)
+    torch.testing.assert_close(
+        enumeration.expected(plain(gamma)), enumeration.expected(without), **EXACT
+    )
     losses = [
-        estimator(world.rollout()[0])[keys.LOSS_POLICY] for estimator in (plain(gamma), without)
+        estimator(enumeration.rollout()[0])[keys.LOSS_POLICY]
+        for estimator in (plain(gamma), without)
     ]
     assert not torch.allclose(*losses)
 
@@ -100,31 +104,35 @@ def test_the_early_exit_changes_no_expectation(gamma):
 @pytest.mark.parametrize(("batch", "length"), [(2, 5), (3, 4)])
 def test_batch_centring_scales_the_expectation(batch, length):
     """By exactly (B - 1) / B, at every position."""
-    world = Enumeration(2, batch, length)
+    enumeration = Enumeration(2, batch, length)
     torch.testing.assert_close(
-        world.expected(reinforce(gamma=1.0)), world.expected(plain()) * (batch - 1) / batch, **EXACT
+        enumeration.expected(reinforce(gamma=1.0)),
+        enumeration.expected(plain()) * (batch - 1) / batch,
+        **EXACT,
     )
 
 
 def test_discounted_expectation_is_the_shorter_sights():
     """Of the gradient's terms grad log pi(a_i) log p(x_{t+1}) each is counted gamma^(t-i), by plain loops."""
-    world, gamma = Enumeration(2), 0.7
-    td, prob_K = world.rollout()
-    log_prob, late = td[keys.ACTION_LOG_PROB], td[keys.LOG_LIKELIHOOD].detach()
+    enumeration = Enumeration(2)
+    gamma = 0.7
+    td, prob_K = enumeration.rollout()
+    log_prob = td[keys.ACTION_LOG_PROB]
+    late = td[keys.LOG_LIKELIHOOD].detach()
     loss = torch.zeros((), dtype=torch.float64)
     steps = late.shape[-1]
     for k, b, i in itertools.product(range(len(prob_K)), range(2), range(steps)):
         credit = sum(gamma ** (t - i) * late[k, b, t] for t in range(i, steps))
         loss = loss - prob_K[k].detach() * log_prob[k, b, i] * credit
-    true = flat_gradient(loss, [*world.policy, *world.encoder])
-    torch.testing.assert_close(world.expected(plain(gamma)), true, **EXACT)
+    true = flat_gradient(loss, [*enumeration.policy, *enumeration.encoder])
+    torch.testing.assert_close(enumeration.expected(plain(gamma)), true, **EXACT)
 
 
 def test_the_discounts_bias_vanishes_as_gamma_grows():
-    world = Enumeration(2, length=6)
-    true = world.expected(plain())
+    enumeration = Enumeration(2, length=6)
+    true = enumeration.expected(plain())
     bias = [
-        ((world.expected(plain(gamma)) - true).norm() / true.norm()).item()
+        ((enumeration.expected(plain(gamma)) - true).norm() / true.norm()).item()
         for gamma in (0.0, 0.5, 0.9, 0.99, 0.999)
     ]
     assert bias == sorted(bias, reverse=True)
@@ -135,9 +143,9 @@ def test_the_discounts_bias_vanishes_as_gamma_grows():
 
 def test_samples_estimate_without_each_other():
     """The chain's mean over K samples is the mean of K chains of one sample."""
-    world = Enumeration(2)
-    together = reinforce()(world.rollout()[0])
-    single = [reinforce()(td) for td in world.rollout()[0].unbind(0)]
+    enumeration = Enumeration(2)
+    together = reinforce()(enumeration.rollout()[0])
+    single = [reinforce()(td) for td in enumeration.rollout()[0].unbind(0)]
     for key in (keys.REWARD, keys.ADVANTAGE, keys.LOSS_POLICY):
         torch.testing.assert_close(together[key], torch.stack([td[key] for td in single]))
 
@@ -146,20 +154,21 @@ rewards = st.lists(st.floats(-10, 10), min_size=1, max_size=40)
 gammas = st.just(0.0) | st.just(1.0) | st.floats(0, 1)
 
 
-@settings(deadline=None, max_examples=100)
+@settings(max_examples=100)
 @given(rewards, gammas)
 def test_discounted_sum_equals_the_plain_loop(reward, gamma):
-    total, expected = 0.0, []
+    total = 0.0
+    expected = []
     for r in reversed(reward):
         total = r + gamma * total
         expected.append(total)
-    got = discounted_sum(torch.tensor(reward, dtype=torch.float64), gamma)
+    actual = discounted_sum(torch.tensor(reward, dtype=torch.float64), gamma)
     torch.testing.assert_close(
-        got, torch.tensor(expected[::-1], dtype=torch.float64), rtol=1e-10, atol=1e-10
+        actual, torch.tensor(expected[::-1], dtype=torch.float64), rtol=1e-10, atol=1e-10
     )
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.integers(1, 30), st.sampled_from([0.3, 0.9, 0.99, 1.0]))
 def test_discounted_sum_equals_torchrls(steps, gamma):
     """Torchrl's breaks at gamma = 0 and leaves powers below 1e-7 out."""
@@ -202,7 +211,8 @@ def rate_data(prob, shape=(2, 4)):
 def test_logit_pressure_pushes_evenly_towards_the_rate(prob, direction, shape):
     """Below the rate a descent step raises all logits by the same amount, above it lowers them."""
     td = rate_data(prob, shape)
-    logits, mask = td[keys.BOUNDARY_LOGITS], td[keys.DECISION_MASK]
+    logits = td[keys.BOUNDARY_LOGITS]
+    mask = td[keys.DECISION_MASK]
     loss = masked_mean(LogitPressure(0.2)(td)[keys.LOSS_RATE], mask)
     excess = td[keys.BOUNDARY_PROB][mask].mean().detach() - 0.2
     torch.testing.assert_close(loss, logits[mask].mean() * excess)
@@ -212,7 +222,8 @@ def test_logit_pressure_pushes_evenly_towards_the_rate(prob, direction, shape):
 
 
 def test_logit_pressure_does_not_see_masked_positions():
-    first, second = rate_data(0.4), rate_data(0.4)
+    first = rate_data(0.4)
+    second = rate_data(0.4)
     mask = first[keys.DECISION_MASK]
     for key in (keys.BOUNDARY_LOGITS, keys.BOUNDARY_PROB):
         second[key] = torch.where(mask, first[key], 0.99)
@@ -221,7 +232,7 @@ def test_logit_pressure_does_not_see_masked_positions():
     assert (losses[0][~mask] == 0).all()
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(
     st.lists(st.integers(2, 9), min_size=3, max_size=3),
     st.none() | st.integers(1, 2),
@@ -230,7 +241,7 @@ def test_logit_pressure_does_not_see_masked_positions():
 def test_padding_never_matters(lengths, samples, seed):
     """Neither its symbols nor its noise move any loss, and its own losses are zero."""
     torch.manual_seed(seed)
-    world = Enumeration(2)
+    enumeration = Enumeration(2)
     length_B = torch.tensor(lengths)
     symbol_BN = torch.randint(256, (3, 9))
     noise = torch.rand(*(() if samples is None else (samples,)), 3, 8, dtype=torch.float64)
@@ -238,8 +249,8 @@ def test_padding_never_matters(lengths, samples, seed):
     outcomes = []
     for change in (0, 1):
         td = rollout(
-            world.lm,
-            world.agent,
+            enumeration.lm,
+            enumeration.agent,
             torch.where(padding_BN, (symbol_BN + change) % 256, symbol_BN),
             noise=torch.where(padding_BN[:, :-1], (noise + 0.5 * change) % 1, noise),
             length_B=length_B,

@@ -35,13 +35,15 @@ def gradients(loss: Tensor, lm: UNet, agent: Learned) -> list[Tensor]:
 def test_the_gradient_is_that_of_the_teacher_forced_cross_entropy(
     tiny_lm: UNet, window: int
 ) -> None:
-    agent, teacher = Learned(width=16, rate=0.3, window=window).double(), Whitespace()
+    agent = Learned(width=16, rate=0.3, window=window).double()
+    teacher = Whitespace()
     estimator = chain(Imitation(teacher))
     td = estimator(rollout(tiny_lm, agent, TEXT, estimator.sampling))
-    found = gradients(mean_over_decisions(td, keys.LOSS_POLICY), tiny_lm, agent)
+    actual = gradients(mean_over_decisions(td, keys.LOSS_POLICY), tiny_lm, agent)
 
     # The reference steps through the positions, with the teacher's boundaries as the last actions.
-    x_BND, length = tiny_lm.encode(TEXT), TEXT.shape[1] - 1
+    x_BND = tiny_lm.encode(TEXT)
+    length = TEXT.shape[1] - 1
     taught_BT = teacher.draw(
         td.select(keys.SYMBOL, keys.POSITION, keys.DECISION_MASK), td[keys.NOISE]
     )[keys.ACTION]
@@ -58,16 +60,15 @@ def test_the_gradient_is_that_of_the_teacher_forced_cross_entropy(
         }
         log_probs.append(agent.get_dist(TensorDict(here, batch_size=[2])).log_prob(taught_BT[:, i]))
     expected = gradients(-torch.stack(log_probs).mean(), tiny_lm, agent)
-    for one, other in zip(found, expected, strict=True):
+    for one, other in zip(actual, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-9, atol=1e-12)
 
 
 def test_of_a_teacher_that_draws_at_random_the_gradient_is_right_on_average(tiny_lm: UNet) -> None:
-    agent, rate = Learned(width=16, rate=0.3, window=0).double(), 0.4
-    estimator, length = (
-        chain(Imitation(Learned(width=16, rate=rate, window=0, zero_init=True).double())),
-        TEXT.shape[1] - 1,
-    )
+    agent = Learned(width=16, rate=0.3, window=0).double()
+    rate = 0.4
+    estimator = chain(Imitation(Learned(width=16, rate=rate, window=0, zero_init=True).double()))
+    length = TEXT.shape[1] - 1
     total = [0.0] * len([*agent.parameters(), *tiny_lm.down.parameters()])
     for number in range(2 ** (length - 1)):  # every draw of the teacher, with its probability
         bits = [number >> i & 1 for i in range(length - 1)]
@@ -192,10 +193,10 @@ def test_imitation_bits_are_those_of_the_teachers_boundaries_among_all(window: i
     is_taught_KB = (td[keys.ACTION] == taught_BT).all(-1)
     assert is_taught_KB.sum(0).tolist() == [1, 1]
     bits_B = -log_prob_KB.T[is_taught_KB.T] / math.log(2) / (TEXT.shape[1] - 1)
-    found = evaluate(
+    imitation_bits = evaluate(
         components, SequenceBatch(TEXT, ["", ""], None, torch.arange(2))
     ).imitation_bits
-    assert found == pytest.approx(bits_B.mean().item(), rel=1e-6)  # encodings are float32
+    assert imitation_bits == pytest.approx(bits_B.mean().item(), rel=1e-6)  # encodings are float32
 
 
 @pytest.mark.parametrize(

@@ -75,12 +75,12 @@ def test_equal_targets_of_sequences_are_one_target(target, samples):
         keys.DECISION_MASK: mask,
         keys.POSITION: position,
     }
-    found = []
+    results = []
     for more in ({}, {keys.TARGET_RATE: torch.full(shape, RATE, dtype=torch.float64)}):
         loss = target(RATE)(TensorDict(values | more, batch_size=shape))[keys.LOSS_RATE]
-        found.append((loss, *torch.autograd.grad(masked_mean(loss, mask), logits)))
-    assert found[0][1].abs().sum() > 0
-    torch.testing.assert_close(*found)
+        results.append((loss, *torch.autograd.grad(masked_mean(loss, mask), logits)))
+    assert results[0][1].abs().sum() > 0
+    torch.testing.assert_close(*results)
 
 
 @EVERY
@@ -106,7 +106,7 @@ def test_logits_that_are_as_far_off_are_pushed_as_hard_at_every_rate():
 
 
 @EVERY
-def test_descent_brings_every_rate_to_what_is_asked(target):
+def test_descent_brings_every_rate_to_its_target(target):
     """A policy whose logits deviate by a curve of the rate converges to the target rates."""
     torch.manual_seed(0)
     low, high = torch.tensor([0.05, 0.5]).double().logit()
@@ -122,7 +122,8 @@ def test_descent_brings_every_rate_to_what_is_asked(target):
             group["lr"] = 0.05 * (1 - step / 400)
         rate_B = 0.05 * 10 ** torch.rand(16, dtype=torch.float64)
         logits_BT = logits_of(rate_B)[:, None].expand(-1, 200)
-        prob_BT, position_BT = logits_BT.detach().sigmoid(), torch.arange(200).expand(16, -1)
+        prob_BT = logits_BT.detach().sigmoid()
+        position_BT = torch.arange(200).expand(16, -1)
         values = {
             keys.BOUNDARY_LOGITS: logits_BT,
             keys.BOUNDARY_PROB: prob_BT,
@@ -135,9 +136,9 @@ def test_descent_brings_every_rate_to_what_is_asked(target):
         optimizer.zero_grad()
         masked_mean(target(RATE)(td)[keys.LOSS_RATE], td[keys.DECISION_MASK]).backward()
         optimizer.step()
-    asked = torch.tensor([0.05, 0.1, 0.2, 0.35, 0.5], dtype=torch.float64)
-    found = logits_of(asked).sigmoid()
-    assert (found / asked - 1).abs().max() < 0.12, found
+    requested = torch.tensor([0.05, 0.1, 0.2, 0.35, 0.5], dtype=torch.float64)
+    reached = logits_of(requested).sigmoid()
+    assert (reached / requested - 1).abs().max() < 0.12, reached
 
 
 def test_the_binomial_prior_is_torchs_own():
@@ -166,21 +167,22 @@ def test_the_binomial_prior_reads_the_relaxed_boundary_where_there_is_one():
 def test_descent_moves_the_rate_to_the_target(target, prob, direction):
     torch.manual_seed(0)
     td = rollout_of(prob)
-    logits, mask = td[keys.BOUNDARY_LOGITS], td[keys.DECISION_MASK]
+    logits = td[keys.BOUNDARY_LOGITS]
+    mask = td[keys.DECISION_MASK]
     (gradient,) = torch.autograd.grad(masked_mean(target(RATE)(td)[keys.LOSS_RATE], mask), logits)
     assert (gradient[mask].sign() == direction).all()
     assert (gradient[~mask] == 0).all()
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.floats(0, 1), st.floats(0, 1), st.floats(0.05, 0.95))
 def test_the_ratio_loss_is_the_published_formula(drawn, meant, rate):
     n = 1 / rate
     published = n / (n - 1) * ((1 - drawn) * (1 - meant) + (n - 1) * drawn * meant)
-    got = ratio_loss(
+    loss = ratio_loss(
         torch.tensor(drawn, dtype=torch.float64), torch.tensor(meant, dtype=torch.float64), rate
     )
-    assert got.item() == pytest.approx(published)
+    assert loss.item() == pytest.approx(published)
     at_target = ratio_loss(*2 * [torch.tensor(rate, dtype=torch.float64)], rate)
     assert at_target.item() == pytest.approx(1.0)
 
@@ -188,13 +190,14 @@ def test_the_ratio_loss_is_the_published_formula(drawn, meant, rate):
 def published(boundary, prob, rate):
     """H-Net's own lines (utils/train.py) over all symbols of a minibatch, given as flat lists."""
     n = 1 / rate
-    true_ratio, average_prob = sum(boundary) / len(boundary), sum(prob) / len(prob)
+    true_ratio = sum(boundary) / len(boundary)
+    average_prob = sum(prob) / len(prob)
     return (
         ((1 - true_ratio) * (1 - average_prob) + true_ratio * average_prob * (n - 1)) * n / (n - 1)
     )
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(
     st.lists(st.integers(1, 8), min_size=2, max_size=4),
     st.none() | st.integers(1, 2),

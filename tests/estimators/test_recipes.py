@@ -55,8 +55,8 @@ def test_one_loop_serves_all(name, rates):
 def test_a_surrogates_loss_stays_beside_relaxed_boundaries():
     both = chain(StraightThrough(), EarlyExit(), Discount(), ScoreFunction())
     assert both.trains_through == "loss"
-    world = Enumeration(0)
-    assert both(rollout(world.lm, world.agent, world.symbol_BN, both.sampling))[
+    enumeration = Enumeration(0)
+    assert both(rollout(enumeration.lm, enumeration.agent, enumeration.symbol_BN, both.sampling))[
         keys.LOSS_POLICY
     ].any()
 
@@ -65,14 +65,14 @@ def test_a_surrogates_loss_stays_beside_relaxed_boundaries():
     "recipe", [recipes.reinforce, recipes.leave_one_out, recipes.rloo, recipes.ppo]
 )
 def test_scaled_credits_are_of_one_size(recipe):
-    world = Enumeration(2)
-    wanted = recipe().sampling
+    enumeration = Enumeration(2)
+    sampling = recipe().sampling
     td = rollout(
-        world.lm,
-        world.agent,
-        world.symbol_BN,
-        wanted,
-        noise=torch.rand(*[2] * wanted.samples, 4).double(),
+        enumeration.lm,
+        enumeration.agent,
+        enumeration.symbol_BN,
+        sampling,
+        noise=torch.rand(*[2] * sampling.samples, 4).double(),
     )
     for gamma in (0.5, 0.9):
         plain, scaled = (
@@ -83,31 +83,37 @@ def test_scaled_credits_are_of_one_size(recipe):
         recipe(1.0, scaled=True)
 
 
-def drawn(world, samples=None):
+def drawn(enumeration, samples=None):
     shape = (
         *(() if samples is None else (samples,)),
-        *world.symbol_BN.shape[:1],
-        world.symbol_BN.shape[1] - 1,
+        *enumeration.symbol_BN.shape[:1],
+        enumeration.symbol_BN.shape[1] - 1,
     )
     length_B = torch.tensor([5, 3])
     return rollout(
-        world.lm, world.agent, world.symbol_BN, noise=torch.rand(shape).double(), length_B=length_B
+        enumeration.lm,
+        enumeration.agent,
+        enumeration.symbol_BN,
+        noise=torch.rand(shape).double(),
+        length_B=length_B,
     )
 
 
-def moved(world):
+def moved(enumeration):
     """Return the policy after a step, with the model unchanged."""
     with torch.no_grad():
-        world.agent.projection.weight.add_(0.3 * torch.randn_like(world.agent.projection.weight))
+        enumeration.agent.projection.weight.add_(
+            0.3 * torch.randn_like(enumeration.agent.projection.weight)
+        )
 
 
 @pytest.mark.parametrize("samples", [None, 1, 3])
 def test_scored_again_a_rollout_stays_what_it_was(samples):
-    world = Enumeration(2)
-    td = drawn(world, samples)
+    enumeration = Enumeration(2)
+    td = drawn(enumeration, samples)
     for again in (
-        rescore(world.lm, world.agent, td.detach()),
-        rescore_head(world.agent, td.detach()),
+        rescore(enumeration.lm, enumeration.agent, td.detach()),
+        rescore_head(enumeration.agent, td.detach()),
     ):
         assert again.batch_size == td.batch_size
         assert torch.equal(again[keys.OLD_LOG_PROB], td[keys.ACTION_LOG_PROB])
@@ -118,10 +124,11 @@ def test_scored_again_a_rollout_stays_what_it_was(samples):
 @pytest.mark.parametrize("samples", [None, 2])
 def test_the_heads_score_is_the_whole_score_while_the_model_stays(samples):
     """In value and in the agent's gradient; and no gradient reaches the encoder."""
-    world = Enumeration(2)
-    td = drawn(world, samples).detach()
-    moved(world)
-    whole, head = rescore(world.lm, world.agent, td), rescore_head(world.agent, td)
+    enumeration = Enumeration(2)
+    td = drawn(enumeration, samples).detach()
+    moved(enumeration)
+    whole = rescore(enumeration.lm, enumeration.agent, td)
+    head = rescore_head(enumeration.agent, td)
     assert not torch.allclose(head[keys.ACTION_LOG_PROB], td[keys.ACTION_LOG_PROB])
     for key in (
         keys.ACTION_LOG_PROB,
@@ -132,18 +139,21 @@ def test_the_heads_score_is_the_whole_score_while_the_model_stays(samples):
     ):
         torch.testing.assert_close(head[key], whole[key], **EXACT)
     slopes = [
-        flat_gradient(again[keys.ACTION_LOG_PROB].sum(), world.policy, retain_graph=True)
+        flat_gradient(again[keys.ACTION_LOG_PROB].sum(), enumeration.policy, retain_graph=True)
         for again in (whole, head)
     ]
     torch.testing.assert_close(*slopes, **EXACT)
-    assert flat_gradient(whole[keys.ACTION_LOG_PROB].sum(), world.encoder).any()
+    assert flat_gradient(whole[keys.ACTION_LOG_PROB].sum(), enumeration.encoder).any()
     head[keys.ACTION_LOG_PROB].sum().backward()
-    assert all(p.grad is None for p in world.lm.parameters())
+    assert all(p.grad is None for p in enumeration.lm.parameters())
 
 
 def test_any_policys_head_is_scored_again():
-    world, agent = Enumeration(0), Nawrot(8).double()
-    td = rollout(world.lm, agent, world.symbol_BN, noise=torch.rand(2, 2, 4).double()).detach()
+    enumeration = Enumeration(0)
+    agent = Nawrot(8).double()
+    td = rollout(
+        enumeration.lm, agent, enumeration.symbol_BN, noise=torch.rand(2, 2, 4).double()
+    ).detach()
     torch.testing.assert_close(
         rescore_head(agent, td)[keys.ACTION_LOG_PROB], td[keys.ACTION_LOG_PROB], **EXACT
     )
@@ -151,25 +161,30 @@ def test_any_policys_head_is_scored_again():
 
 def test_replaying_clipped_samples_keeps_their_credits():
     """K samples of which one trains the model: the loss is the clipped surrogate's, by its formula."""
-    world, estimator = Enumeration(2), recipes.rloo_clipped(epsilon=0.05, num_samples=3)
+    enumeration = Enumeration(2)
+    estimator = recipes.rloo_clipped(epsilon=0.05, num_samples=3)
     assert estimator.sampling.reward_only
     assert (estimator.num_epochs, estimator.head_epochs) == (3, 0)
     noise = torch.rand(3, 2, 4).double()
     td = estimator(
-        rollout(world.lm, world.agent, world.symbol_BN, estimator.sampling, noise=noise)
+        rollout(
+            enumeration.lm,
+            enumeration.agent,
+            enumeration.symbol_BN,
+            estimator.sampling,
+            noise=noise,
+        )
     ).detach()
-    moved(world)
-    again = estimator.replay(rescore(world.lm, world.agent, td))
+    moved(enumeration)
+    again = estimator.replay(rescore(enumeration.lm, enumeration.agent, td))
     assert torch.equal(again[keys.ADVANTAGE], td[keys.ADVANTAGE])
     assert torch.equal(again[keys.SAMPLE_WEIGHT], td[keys.SAMPLE_WEIGHT])
-    ratio, advantage = (
-        (again[keys.ACTION_LOG_PROB] - td[keys.ACTION_LOG_PROB]).exp(),
-        td[keys.ADVANTAGE],
-    )
+    ratio = (again[keys.ACTION_LOG_PROB] - td[keys.ACTION_LOG_PROB]).exp()
+    advantage = td[keys.ADVANTAGE]
     expected = -torch.minimum(ratio * advantage, ratio.clamp(0.95, 1.05) * advantage)
     torch.testing.assert_close(again[keys.LOSS_POLICY], expected)
     assert ((ratio - 1).abs() > 0.05).any()
-    assert flat_gradient(again[keys.LOSS_POLICY].sum(), world.inputs).any()
+    assert flat_gradient(again[keys.LOSS_POLICY].sum(), enumeration.inputs).any()
 
 
 def text_critic(head_epochs=0):
@@ -184,29 +199,41 @@ def text_critic(head_epochs=0):
 )
 def test_steps_of_the_head_alone(recipe):
     """The first step is the recipe's own; further ones move the agent and nothing else, and lower the policy loss."""
-    world, estimator = Enumeration(2), recipe(head_epochs=4)
+    enumeration = Enumeration(2)
+    estimator = recipe(head_epochs=4)
     assert (recipe().head_epochs, recipe().num_epochs, estimator.num_epochs) == (0, 1, 1)
     assert isinstance(recipe().stages[-1], ScoreFunction)
     noise = torch.rand(*[2] * recipe().sampling.samples, 4).double()
 
     def fresh():
-        return rollout(world.lm, world.agent, world.symbol_BN, estimator.sampling, noise=noise)
+        return rollout(
+            enumeration.lm,
+            enumeration.agent,
+            enumeration.symbol_BN,
+            estimator.sampling,
+            noise=noise,
+        )
 
-    first, plain = estimator(fresh()), recipe()(fresh())
-    slopes = [flat_gradient(td[keys.LOSS_POLICY].sum(), world.inputs) for td in (first, plain)]
+    first = estimator(fresh())
+    plain = recipe()(fresh())
+    slopes = [
+        flat_gradient(td[keys.LOSS_POLICY].sum(), enumeration.inputs) for td in (first, plain)
+    ]
     torch.testing.assert_close(*slopes, **EXACT)
 
-    kept, every = first.detach(), [*world.agent.parameters(), *world.lm.parameters()]
-    before = [p.detach().clone() for p in world.lm.parameters()]
-    optimizer, losses = torch.optim.AdamW(every, lr=1e-2), []
+    kept = first.detach()
+    every = [*enumeration.agent.parameters(), *enumeration.lm.parameters()]
+    before = [p.detach().clone() for p in enumeration.lm.parameters()]
+    optimizer = torch.optim.AdamW(every, lr=1e-2)
+    losses = []
     for _ in range(estimator.head_epochs):
-        td = estimator.replay(rescore_head(world.agent, kept))
+        td = estimator.replay(rescore_head(enumeration.agent, kept))
         losses.append(masked_mean(td[keys.LOSS_POLICY], td[keys.DECISION_MASK]))
         losses[-1].backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
     assert losses[-1] < losses[0]
-    assert all(torch.equal(p, q) for p, q in zip(world.lm.parameters(), before, strict=True))
+    assert all(torch.equal(p, q) for p, q in zip(enumeration.lm.parameters(), before, strict=True))
 
 
 def test_steps_that_cannot_be_are_refused():

@@ -69,30 +69,39 @@ def test_no_estimator_is_forgotten():
 @pytest.mark.parametrize("name", SINGLE)
 def test_one_sample(name, window):
     """Both sequences' boundaries jointly, as one may be the other's baseline."""
-    world = Enumeration(window)
-    torch.testing.assert_close(world.expected(make(name)), world.true(), **EXACT)
+    enumeration = Enumeration(window)
+    torch.testing.assert_close(enumeration.expected(make(name)), enumeration.true(), **EXACT)
 
 
 @WINDOWS
 def test_moving_average_of_earlier_rollouts(window):
-    world, estimator = Enumeration(window), make("moving_average").double()
+    enumeration = Enumeration(window)
+    estimator = make("moving_average").double()
     for _ in range(3):
-        estimator(rollout(world.lm, world.agent, world.symbol_BN, noise=torch.rand(2, 4).double()))
+        estimator(
+            rollout(
+                enumeration.lm,
+                enumeration.agent,
+                enumeration.symbol_BN,
+                noise=torch.rand(2, 4).double(),
+            )
+        )
     assert (estimator.stages[2].mean_T[1:].abs() > 1e-3).all()
-    torch.testing.assert_close(world.expected(estimator), world.true(), **EXACT)
+    torch.testing.assert_close(enumeration.expected(estimator), enumeration.true(), **EXACT)
 
 
 @WINDOWS
 def test_boundaries_of_a_fixed_rate(window):
-    world, estimator = Enumeration(window), make("off_policy")
-    td, _ = world.rollout(sampling=estimator.sampling)
-    drawn = world.mask_KBT[..., 1:].double()
+    enumeration = Enumeration(window)
+    estimator = make("off_policy")
+    td, _ = enumeration.rollout(sampling=estimator.sampling)
+    drawn = enumeration.mask_KBT[..., 1:].double()
     weight_CB = (drawn * math.log(RATE / (1 - RATE)) + math.log(1 - RATE)).sum(-1).exp()
     assert weight_CB.prod(-1).sum().item() == pytest.approx(1.0)
     # Both sequences' probabilities, for the sum over both.
     joint_CB = weight_CB.prod(-1, keepdim=True).expand(-1, 2)
     torch.testing.assert_close(
-        world.gradient(estimator, td.unsqueeze(1), joint_CB), world.true(), **EXACT
+        enumeration.gradient(estimator, td.unsqueeze(1), joint_CB), enumeration.true(), **EXACT
     )
 
 
@@ -110,32 +119,37 @@ def learned_critic(**options):
 
 @WINDOWS
 def test_a_critic_that_reads_the_whole_text(window):
-    world, estimator = Enumeration(window), learned_critic()
-    td, _ = world.rollout()
+    enumeration = Enumeration(window)
+    estimator = learned_critic()
+    td, _ = enumeration.rollout()
     rewards = make("early_exit")(td.clone())[keys.REWARD]
     assert (estimator(td)[keys.REWARD] - rewards)[:, :, 1:].abs().min() > 1e-6
-    torch.testing.assert_close(world.expected(estimator), world.true(), **EXACT)
+    torch.testing.assert_close(enumeration.expected(estimator), enumeration.true(), **EXACT)
 
 
 @WINDOWS
 def test_a_linear_critic_of_single_rewards(window):
-    world, estimator = Enumeration(window), make("linear_critic").double().eval()
+    enumeration = Enumeration(window)
+    estimator = make("linear_critic").double().eval()
     critic = estimator.stages[1]
     torch.nn.init.normal_(critic.table.weight)
     critic.rollouts_done.fill_(critic.warmup)
-    td, _ = world.rollout()
+    td, _ = enumeration.rollout()
     rewards = make("naive")(td.clone())[keys.REWARD]
     assert (estimator(td)[keys.REWARD] - rewards)[:, :, 1:].abs().min() > 1e-6
-    torch.testing.assert_close(world.expected(estimator), world.true(), **EXACT)
+    torch.testing.assert_close(enumeration.expected(estimator), enumeration.true(), **EXACT)
 
 
 @WINDOWS
 def test_a_critic_and_a_share_of_the_other_sample(window):
-    world, estimator = Enumeration(window), learned_critic(num_samples=2)
+    enumeration = Enumeration(window)
+    estimator = learned_critic(num_samples=2)
     assert estimator.stages[3].beta.item() == pytest.approx(0.6)
-    td = world.samples((1 - world.tuples(2)).double())
+    td = enumeration.samples((1 - enumeration.tuples(2)).double())
     weight_CB = td[keys.ACTION_LOG_PROB].detach().sum((1, 3)).exp()
-    torch.testing.assert_close(world.gradient(estimator, td, weight_CB), world.true(), **EXACT)
+    torch.testing.assert_close(
+        enumeration.gradient(estimator, td, weight_CB), enumeration.true(), **EXACT
+    )
 
 
 @WINDOWS
@@ -144,21 +158,26 @@ def test_a_critic_and_a_share_of_the_other_sample(window):
     [("rloo", 2, False), ("rloo", 2, True), ("rloo", 3, False), ("rloo_clipped", 2, True)],
 )
 def test_samples_of_the_same_sequence(name, samples, reward_only, window):
-    world = Enumeration(window)
-    td = world.samples((1 - world.tuples(samples)).double())
+    enumeration = Enumeration(window)
+    td = enumeration.samples((1 - enumeration.tuples(samples)).double())
     weight_CB = td[keys.ACTION_LOG_PROB].detach().sum((1, 3)).exp()
     estimator = make(name, num_samples=samples, reward_only=reward_only)
-    torch.testing.assert_close(world.gradient(estimator, td, weight_CB), world.true(), **EXACT)
+    torch.testing.assert_close(
+        enumeration.gradient(estimator, td, weight_CB), enumeration.true(), **EXACT
+    )
 
 
 @pytest.mark.parametrize("name", ["arm", "disarm"])
 @pytest.mark.parametrize("length", [5, 6])
 def test_antithetic_pairs(name, length):
     """Between the points p and 1 - p of each u_i the integrand is linear in u_i: its middle is its mean."""
-    world, estimator = Enumeration(0, length=length), make(name)
-    noise, size = cells([torch.cat([p, 1 - p]) for p in world.breaks()])
-    td = world.coupled(estimator, noise, 2)
-    torch.testing.assert_close(world.gradient(estimator, td, size), world.true(), **EXACT)
+    enumeration = Enumeration(0, length=length)
+    estimator = make(name)
+    noise, size = cells([torch.cat([p, 1 - p]) for p in enumeration.breaks()])
+    td = enumeration.coupled(estimator, noise, 2)
+    torch.testing.assert_close(
+        enumeration.gradient(estimator, td, size), enumeration.true(), **EXACT
+    )
 
 
 def arms_probability(prob, drawn_K):
@@ -166,7 +185,8 @@ def arms_probability(prob, drawn_K):
 
     ``a_k = [u_k < p] = [d_k > t]`` with ``t = 1 - p^(1/(K-1))``.
     """
-    samples, ones = len(drawn_K), sum(drawn_K)
+    samples = len(drawn_K)
+    ones = sum(drawn_K)
     t = 1 - prob ** (1 / (samples - 1))
     return sum(
         (-1) ** more
@@ -178,9 +198,10 @@ def arms_probability(prob, drawn_K):
 
 @pytest.mark.parametrize("samples", [2, 3])
 def test_arms(samples):
-    world, estimator = Enumeration(0), make("arms", num_samples=samples)
-    tuples = world.tuples(samples)
-    td = world.samples((1 - tuples).double())
+    enumeration = Enumeration(0)
+    estimator = make("arms", num_samples=samples)
+    tuples = enumeration.tuples(samples)
+    td = enumeration.samples((1 - tuples).double())
     assert torch.equal(td[keys.ACTION][..., 1:], tuples[..., 1:].expand(-1, -1, 2, -1))
     prob_BT = td[keys.BOUNDARY_PROB][0, 0]
     pattern = {
@@ -193,7 +214,9 @@ def test_arms(samples):
         for row in tuples[:, :, 0, 1:].mT.tolist()
     ]
     weight_CB = torch.stack([torch.stack(factors).prod(0) for factors in each])
-    torch.testing.assert_close(world.gradient(estimator, td, weight_CB), world.true(), **EXACT)
+    torch.testing.assert_close(
+        enumeration.gradient(estimator, td, weight_CB), enumeration.true(), **EXACT
+    )
 
 
 @pytest.mark.parametrize("samples", [2, 3, 4])
@@ -227,21 +250,24 @@ def test_arms_couples_as_its_formula_says(samples):
 @pytest.mark.parametrize(("name", "samples"), [("bitflip", 2), ("branch", 2), ("branch", 3)])
 def test_one_forced_decision(name, samples, window):
     """All choices of the decision, times all cells between the values that p_i can take after some prefix."""
-    world = Enumeration(window)
+    enumeration = Enumeration(window)
     estimator = make(name) if samples == 2 else make(name, num_samples=samples)
-    td, weight_CB = world.branched(estimator, samples)
+    td, weight_CB = enumeration.branched(estimator, samples)
     torch.testing.assert_close(weight_CB.sum(0), torch.ones(2).double())
-    torch.testing.assert_close(world.gradient(estimator, td, weight_CB), world.true(), **EXACT)
+    torch.testing.assert_close(
+        enumeration.gradient(estimator, td, weight_CB), enumeration.true(), **EXACT
+    )
 
 
 @WINDOWS
 def test_bitflips_weights_give_the_language_models_expected_loss(window):
     """One of two decisions is forced, so that an unweighted mean over the pair would differ."""
-    world, estimator = Enumeration(window), make("bitflip")
-    td, weight_CB = world.branched(estimator, 2)
+    enumeration = Enumeration(window)
+    estimator = make("bitflip")
+    td, weight_CB = enumeration.branched(estimator, 2)
     late = td[keys.LOG_LIKELIHOOD].detach().sum(-1)
     share = estimator(td)[keys.SAMPLE_WEIGHT][..., 0]
-    joint, prob_K = world.rollout()
+    joint, prob_K = enumeration.rollout()
     true = (prob_K * joint[keys.LOG_LIKELIHOOD].sum((1, 2))).sum().item()
     assert ((share * late).sum(1) * weight_CB).sum().item() == pytest.approx(true, rel=1e-10)
     assert (late.mean(1) * weight_CB).sum().item() != pytest.approx(true, rel=1e-6)

@@ -30,14 +30,14 @@ def test_every_kept_checkpoint_has_a_column(run: Path, monkeypatch: pytest.Monke
     last = load_run(str(run), "latest")
     batch = load_corpus(last.config.data).validation(8)
     monkeypatch.setattr(boundary_stats, "MIN_COUNT", 1)
-    found = boundary_stats_over_training(last, batch)
-    assert list(found) == [1024, 2048, 2560]
-    for path, each in zip(list_complete(run / "checkpoints"), found.values(), strict=True):
+    stats = boundary_stats_over_training(last, batch)
+    assert list(stats) == [1024, 2048, 2560]
+    for path, each in zip(list_complete(run / "checkpoints"), stats.values(), strict=True):
         assert each == boundary_stats_of_run(load_run(str(path)), batch)
-    assert len({str(each.contexts) for each in found.values()}) == 3
-    ((header, *rows),) = training_table(found).values()
+    assert len({str(each.contexts) for each in stats.values()}) == 3
+    ((header, *rows),) = training_table(stats).values()
     assert header == ["byte", "1,024", "2,048", "2,560"]
-    assert [row[0] for row in rows] == list(found[2560].classes)
+    assert [row[0] for row in rows] == list(stats[2560].classes)
     monkeypatch.setattr(boundary_stats, "MAX_CHECKPOINTS", 2)
     assert list(boundary_stats_over_training(last, batch)) == [1024, 2560]
 
@@ -52,7 +52,7 @@ def test_a_damaged_checkpoint_has_none(run: Path) -> None:
     first.write_bytes(sound)
 
 
-def test_a_class_that_is_nowhere_is_not_told_and_one_moment_alone_is_no_growth() -> None:
+def test_an_absent_class_has_no_row_and_one_checkpoint_alone_has_no_growth() -> None:
     one, other = (
         BoundaryStats({name: (1.0, rate)}, [], [])
         for name, rate in (("space", 0.5), ("letter", 0.25))

@@ -19,7 +19,7 @@ from tokenv.evaluation.run_state import RunState
 from tokenv.training.trainer import train
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(st.floats(-4, 4), st.floats(-5, 5), st.floats(1e-6, 1 - 1e-6))
 def test_shifted_noise_decides_as_shifted_logits(bias, logit, noise):
     noise_ = torch.tensor(noise, dtype=torch.float64)
@@ -34,7 +34,7 @@ def config(tiny_settings):
 
 
 @pytest.mark.parametrize("window", [0, 1])
-def test_a_calibrated_policy_draws_the_asked_for_rate(config, tiny_settings, window):
+def test_a_calibrated_policy_draws_the_requested_rate(config, tiny_settings, window):
     """Check on the calibration sequences with the same noise, to about one decision in a hundred."""
     changes = {
         "agent": {"name": "learned", "window": window},
@@ -95,7 +95,8 @@ def test_training_that_calibrates_learns_the_same(config, tiny_settings, tmp_pat
     """Check that only ``calibrated/`` metrics are added, and that a resumed run has the same ones."""
     changes = {"validation": {"sequences": 6, "calibrate": True}, "rate": 0.3}
     calibrated = resolve([], merge(tiny_settings, changes))
-    plain, more = run(config, tmp_path / "plain"), run(calibrated, tmp_path / "more")
+    plain = run(config, tmp_path / "plain")
+    more = run(calibrated, tmp_path / "more")
     assert {
         name: curve for name, curve in more.items() if not name.startswith("calibrated/")
     } == plain
@@ -106,14 +107,12 @@ def test_training_that_calibrates_learns_the_same(config, tiny_settings, tmp_pat
     assert run(calibrated, tmp_path / "again", resume=checkpoints.load(early)) == more
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(st.floats(-40, 8), st.integers(4, 60))
 def test_any_number_of_tokens_is_found_however_far_the_logits_are(far, tokens):
     config = resolve([], tiny())
-    parts, text = (
-        build_components(config),
-        b"a text that is cut into as many tokens as are asked for, or not",
-    )
+    parts = build_components(config)
+    text = b"a text that is cut into as many tokens as are asked for, or not"
     parts.agent.bias = far
     trained = LoadedRun(parts, config, Path(), RunState(config.as_dict(), "bits_per_byte"))
     cut = segment_at_rate(trained, text, tokens=tokens)
@@ -122,7 +121,7 @@ def test_any_number_of_tokens_is_found_however_far_the_logits_are(far, tokens):
     assert abs(sum(segment_at_rate(trained, text, EvalOptions(rate=rate)).boundary_N) - tokens) <= 1
 
 
-def test_a_rate_that_cannot_be_drawn_is_said(tiny_settings, capsys):
+def test_a_rate_that_cannot_be_drawn_is_reported(tiny_settings, capsys):
     """Check the warning for a threshold, where positions with equal logits become boundaries together."""
     config = resolve([], tiny_settings)
     parts = build_components(config)

@@ -29,11 +29,13 @@ def test_an_evaluation_has_the_mean_of_its_sequences(tiny_settings, length, know
     components = build_components(resolve([], tiny_settings | {"agent": {"name": "uniform"}}))
     symbol_BN = torch.randint(256, (6, length))
     batch = SequenceBatch(symbol_BN, [""] * 6, None, torch.arange(6))
-    found = evaluate(components, batch)
+    evaluation = evaluate(components, batch)
     if not known:
-        assert found.in_context_score is None
+        assert evaluation.in_context_score is None
         return
     (td,) = held_out_rollouts(components, batch)
     bits = -td[keys.LOG_LIKELIHOOD].double() / components.lm.codec.nats_per_unit
-    assert found.in_context_score == pytest.approx(in_context_scores(bits).mean().item(), abs=1e-9)
-    assert found.metrics()["in_context_score"] == found.in_context_score
+    assert evaluation.in_context_score == pytest.approx(
+        in_context_scores(bits).mean().item(), abs=1e-9
+    )
+    assert evaluation.metrics()["in_context_score"] == evaluation.in_context_score

@@ -148,7 +148,7 @@ def test_resuming_is_never_having_stopped(tiny_settings, tmp_path, case):
 
 @pytest.mark.parametrize("estimator", ["reinforce", "rloo", "relax", "branch", "off_policy"])
 def test_a_range_that_is_almost_one_rate_learns_what_that_rate_learns(tiny_settings, estimator):
-    found = []
+    results = []
     for rate in (0.3, {"min": 0.3 - 1e-7, "max": 0.3 + 1e-7}):
         options = {
             "rate": rate,
@@ -162,16 +162,16 @@ def test_a_range_that_is_almost_one_rate_learns_what_that_rate_learns(tiny_setti
             for parameter in parts.estimator.parameters():
                 torch.nn.init.normal_(parameter, std=0.1)
         parts.estimator.double()
-        team = DataParallelGroup.create(
+        group = DataParallelGroup.create(
             Ranks(), config.train, split_each_pass=parts.has_cross_step_state
         )
         symbols = torch.randint(256, (8, 32), generator=torch.Generator().manual_seed(0))
         parts.train()
         batches = [PassInput(each, seed=5) for each in symbols.split(4)]
-        figures, _ = accumulate_gradients(TrainingStep(parts, config.loss), batches, team)
+        figures, _ = accumulate_gradients(TrainingStep(parts, config.loss), batches, group)
         grads = {name: p.grad for name, p in parts.named_parameters().items() if p.grad is not None}
-        found.append((figures.read(), grads))
-    (metrics, grads), (other, more) = found
+        results.append((figures.read(), grads))
+    (metrics, grads), (other, more) = results
     for name, value in metrics.items():
         if name not in ("grad_norm_policy", "policy", "loss_policy"):
             assert other[name] == pytest.approx(value, rel=1e-4, abs=1e-6), name
@@ -179,7 +179,7 @@ def test_a_range_that_is_almost_one_rate_learns_what_that_rate_learns(tiny_setti
         assert torch.allclose(more[name], grad, rtol=1e-3, atol=1e-6), name
 
 
-def test_another_runs_agent_is_told_its_rate_here(tiny_settings, tmp_path):
+def test_another_runs_agent_reads_its_rate_here(tiny_settings, tmp_path):
     config = resolve([], settings_of(tiny_settings))
     run(config, tmp_path / "1" / "checkpoints")
     words = {"agent": {"pretrained": str(tmp_path / "1")}}
@@ -213,15 +213,15 @@ def parts(tiny_settings):
 def test_every_held_out_sequence_keeps_its_rate_however_many_share_a_pass(parts, held_out):
     rates = []
     for batch_size in (2, 6):
-        found = held_out_rollouts(parts, held_out[0], EvalOptions(batch_size))
-        rates.append(torch.cat([td[keys.TARGET_RATE][:, 0] for td in found]))
+        rollouts = held_out_rollouts(parts, held_out[0], EvalOptions(batch_size))
+        rates.append(torch.cat([td[keys.TARGET_RATE][:, 0] for td in rollouts]))
     assert torch.equal(*rates)
     assert len(rates[0].unique()) == 6
     second = list(held_out_rollouts(parts, held_out[0], EvalOptions(2), shard=(1, 3)))
     assert torch.equal(second[0][keys.TARGET_RATE][:, 0], rates[0][2:4])
 
 
-def test_a_rate_that_is_told_is_everybodys(parts, held_out):
+def test_a_requested_rate_is_that_of_all_sequences(parts, held_out):
     few, many = (evaluate(parts, held_out[0], EvalOptions(4, rate=rate)) for rate in (0.15, 0.55))
     assert few.boundary_rate < many.boundary_rate
     assert few.boundary_rate == pytest.approx(0.15, abs=0.06)
@@ -232,30 +232,33 @@ def test_a_rate_that_is_told_is_everybodys(parts, held_out):
     )
 
 
-def test_calibrated_a_model_draws_what_it_is_asked_for(parts, held_out):
+def test_a_calibrated_model_draws_the_requested_rate(parts, held_out):
     with torch.no_grad():
         parts.agent.told.last.weight.fill_(0.1)  # off, the more so the further up
     own = held_out[1]
-    for asked in (0.15, 0.3, 0.5):
-        bias = calibrate(parts, own, asked, EvalOptions(4))
-        options = EvalOptions(4, rate=asked, logit_bias=bias)
+    for rate in (0.15, 0.3, 0.5):
+        bias = calibrate(parts, own, rate, EvalOptions(4))
+        options = EvalOptions(4, rate=rate, logit_bias=bias)
         rates = [
             evaluate(parts, own, replace(options, seed=seed)).boundary_rate for seed in range(8)
         ]
-        assert sum(rates) / 8 == pytest.approx(asked, abs=0.03)
+        assert sum(rates) / 8 == pytest.approx(rate, abs=0.03)
     whole = calibrate(parts, own, RateRange(0.1, 0.6), EvalOptions(4))
-    drawn, told = [], []
+    drawn = []
+    target_rates = []
     for seed in range(8):
-        found = list(held_out_rollouts(parts, own, EvalOptions(4, seed, logit_bias=whole)))
-        drawn += [td[keys.ACTION].double().mean(-1) for td in found]
-        told += [td[keys.TARGET_RATE].double().mean(-1) for td in found]
-    assert torch.cat(drawn).mean().item() == pytest.approx(torch.cat(told).mean().item(), abs=0.05)
+        rollouts = list(held_out_rollouts(parts, own, EvalOptions(4, seed, logit_bias=whole)))
+        drawn += [td[keys.ACTION].double().mean(-1) for td in rollouts]
+        target_rates += [td[keys.TARGET_RATE].double().mean(-1) for td in rollouts]
+    assert torch.cat(drawn).mean().item() == pytest.approx(
+        torch.cat(target_rates).mean().item(), abs=0.05
+    )
 
 
 @pytest.mark.parametrize(
     "agent", [{"name": "exact_count"}, {"name": "uniform"}, {"name": "random"}]
 )
-def test_exact_numbers_are_as_asked(tiny_settings, held_out, agent):
+def test_exact_counts_are_those_of_the_requested_rate(tiny_settings, held_out, agent):
     parts = build_components(config := resolve([], settings_of(tiny_settings, agent=agent)))
     points = rate_curve(parts, config, [0.125, 0.25, 0.5], *held_out, EvalOptions(4))
     assert [point.way for point in points] == ["told"] * 3
@@ -312,15 +315,17 @@ def test_a_budget_is_met(parts):
             rate_for_flops(parts, flops, 100)
 
 
-def test_what_may_be_asked_for(parts, tiny_settings, capsys):
+def test_a_rate_beyond_the_trained_range_is_warned_of_and_an_impossible_one_is_refused(
+    parts, tiny_settings, capsys
+):
     config = resolve([], settings_of(tiny_settings))
     assert resolve_rate(parts, config, None) == RateRange(0.1, 0.6).mean
     assert resolve_rate(parts, config, 0.3) == 0.3
     assert capsys.readouterr().err == ""
     assert resolve_rate(parts, config, 0.05) == 0.05
-    said = capsys.readouterr().err
+    printed = capsys.readouterr().err
     assert (
-        said
+        printed
         == "tokenv: warning: rate = 0.05 is outside the range that this run was trained for, 0.1 to 0.6\n"
     )
     with pytest.raises(UserError, match=r"rate = 1: expected boundaries per symbol in \(0, 1\)"):
@@ -335,10 +340,8 @@ def test_what_may_be_asked_for(parts, tiny_settings, capsys):
 
 def test_the_library_takes_a_rate(tiny_settings, tmp_path):
     train(resolve([], settings_of(tiny_settings)), tmp_path / "1" / "checkpoints", lambda *_: None)
-    model, text = (
-        tokenv.load(tmp_path / "1"),
-        b"some text that is cut in few or in many tokens; " * 8,
-    )
+    model = tokenv.load(tmp_path / "1")
+    text = b"some text that is cut in few or in many tokens; " * 8
     few, many = (len(model.spans(text, rate=rate)) for rate in (0.12, 0.55))
     assert few < many
     assert model.tokens(text, rate=0.12) == model.spans(text, rate=0.12).tokens
@@ -367,8 +370,9 @@ def test_an_entropy_weight_raises_the_logits_where_the_early_exit_is_unsure(
     with torch.no_grad():
         parts.agent.projection.weight.normal_(std=0.3)
         parts.lm.early_head.weight.normal_(std=0.5)
-    batch, asked = held_out[0], 0.3 if ranged else None
-    options = EvalOptions(6, seed=3, rate=asked)
+    batch = held_out[0]
+    requested = 0.3 if ranged else None
+    options = EvalOptions(6, seed=3, rate=requested)
     (plain,) = held_out_rollouts(parts, batch, options)
     (weighted,) = held_out_rollouts(
         parts, batch, replace(options, entropy_weight=0.7, logit_bias=-0.4)
@@ -377,10 +381,10 @@ def test_an_entropy_weight_raises_the_logits_where_the_early_exit_is_unsure(
     assert entropy_BT.std() > 0.05
     logit_BT = torch.logit(plain[keys.BOUNDARY_PROB]) + 0.7 * entropy_BT - 0.4
     noise_BT = torch.rand(entropy_BT.shape, generator=torch.Generator().manual_seed(3))
-    wanted = torch.where(
+    expected = torch.where(
         plain[keys.DECISION_MASK], logit_BT > torch.logit(noise_BT.double()), plain[keys.ACTION] > 0
     )
-    assert torch.equal(weighted[keys.ACTION] > 0, wanted)
+    assert torch.equal(weighted[keys.ACTION] > 0, expected)
     assert not torch.equal(weighted[keys.ACTION], plain[keys.ACTION])
 
 
@@ -407,10 +411,10 @@ def test_an_entropy_weight_keeps_the_rate_and_is_compared_with_a_constant_bias(
     assert [constant.logit_bias, weighted.logit_bias] == biases
     rates = []
     for seed in range(8):
-        found = held_out_rollouts(
+        rollouts = held_out_rollouts(
             parts, own, EvalOptions(4, seed, rate=0.3, logit_bias=biases[1], entropy_weight=1.0)
         )
-        rates += [td[keys.ACTION].double().mean() for td in found]
+        rates += [td[keys.ACTION].double().mean() for td in rollouts]
     assert sum(rates) / len(rates) == pytest.approx(0.3, abs=0.03)
     strict = build_components(
         config := resolve([], settings_of(tiny_settings, agent={"name": "exact_count"}))

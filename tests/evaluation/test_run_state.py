@@ -68,6 +68,6 @@ def test_evaluating_leaves_the_mode_as_it_was(mode: bool) -> None:
 def test_a_run_says_that_its_rate_misses_the_target(agent: str, rate: float, missed: bool) -> None:
     last = Evaluation("nats_per_value", 1.0, 0.1, 1.0, rate, 0.0)
     state = RunState({"rate": 0.1, "agent": {"name": agent}}, "nats_per_value", validation=last)
-    said = f"the run draws {rate:.3g} boundaries a step and misses its target, rate = 0.1"
-    assert state.missed_rate == (said if missed else "")
+    message = f"the run draws {rate:.3g} boundaries a step and misses its target, rate = 0.1"
+    assert state.missed_rate == (message if missed else "")
     assert not replace(state, validation=None).missed_rate

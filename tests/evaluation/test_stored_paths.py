@@ -15,7 +15,7 @@ from tiny import settings
 import tokenv
 from tokenv.cli.main import run_command
 from tokenv.config.files import merge, resolve
-from tokenv.core import checkpoints, trust
+from tokenv.core import checkpoints
 from tokenv.core.errors import UserError
 from tokenv.core.run_folders import write_digests
 from tokenv.data.corpus import load_corpus
@@ -35,11 +35,6 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-def another_process(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trust, "_allowed", set())
-    monkeypatch.setattr(trust, "_untrusted", {})
-
-
 def train_once(**changes: Any) -> Path:
     """Train a run as ``tokenv train`` does, without its pictures; return its folder."""
     config = resolve([], merge(settings(train={"symbols": 256}), changes))
@@ -57,13 +52,13 @@ OF_TOKENIZER: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("kind", OF_TOKENIZER)
 def test_a_run_outlives_the_file_of_its_tokenizer(
-    kind: str, home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    kind: str, home: Path, another_process: Callable[[], None], tmp_path: Path
 ) -> None:
     train_once(**OF_TOKENIZER[kind])
     before = tokenv.load("runs/1").tokens(TEXT)
     (home / "tokenizer.json").unlink()
     os.mkfifo("tokenizer.json")  # opening it would wait for ever
-    another_process(monkeypatch)
+    another_process()
     assert tokenv.load("runs/1").tokens(TEXT) == before
     assert (
         run_command("evaluate", ["with", "run=runs/1", "sequences=4"])["sampled"]["boundary_rate"]
@@ -73,7 +68,7 @@ def test_a_run_outlives_the_file_of_its_tokenizer(
         assert tokenv.load("runs/1").generate("abc", 2)
     tokenv.load("runs/1").save_pretrained(tmp_path / "elsewhere")
     shutil.rmtree(home / "runs")
-    another_process(monkeypatch)
+    another_process()
     assert tokenv.load(tmp_path / "elsewhere").tokens(TEXT) == before
 
 
@@ -88,7 +83,7 @@ def test_a_run_resumes_without_the_files_it_began_with(home: Path) -> None:
 
 
 def test_relative_paths_are_stored_absolute(
-    home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    home: Path, monkeypatch: pytest.MonkeyPatch, another_process: Callable[[], None], tmp_path: Path
 ) -> None:
     Path("book.txt").write_text("".join(f"{number} {TEXT}" for number in range(2000)))
     train_once(**OF_TOKENIZER["agent"], data={"source": "book.txt", "validation": 0.1})
@@ -97,7 +92,7 @@ def test_relative_paths_are_stored_absolute(
     assert stored["agent"]["tokenizer"] == str(home / "tokenizer.json")
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path / "other")
-    another_process(monkeypatch)
+    another_process()
     assert run_command("evaluate", ["with", f"run={home}/runs/1", "sequences=4"])
 
 
@@ -116,7 +111,7 @@ PLANTS: dict[str, Callable[[dict[str, Any], str], object]] = {
 
 @pytest.mark.parametrize("key", PLANTS)
 def test_no_reader_opens_a_path_that_a_stored_run_names(
-    key: str, home: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    key: str, home: Path, another_process: Callable[[], None], tmp_path: Path
 ) -> None:
     train_once()
     planted = tmp_path / "planted"
@@ -143,11 +138,11 @@ def test_no_reader_opens_a_path_that_a_stored_run_names(
         "train": ["resume=runs/1", "-u"],
     }
     for command, words in commands.items():
-        another_process(monkeypatch)
+        another_process()
         # init_from is ignored by readers, the rest is no configuration of this checkpoint
         with suppress(UserError):
             run_command(command, ["with", *words])
-    another_process(monkeypatch)
+    another_process()
     with pytest.raises(UserError, match=r"names code|which would be read|is missing"):
         run_command("train", ["with", "runs/1/config.json", "-u"])
     watching.clear()

@@ -7,6 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny import overrides
 
 from tokenv.agents.fixed import Uniform
 from tokenv.agents.heuristic import Whitespace
@@ -75,17 +76,17 @@ def test_local_files_with_and_without_labels(tmp_path):
 
 
 def test_the_hub_is_asked_by_name(monkeypatch):
-    asked = []
+    requests = []
 
     def load_dataset(*names, **options):
-        asked.append((names, options))
+        requests.append((names, options))
         return type("Rows", (list,), {"select": lambda self, which: [self[i] for i in which]})(
             [LAMBADA] * 3
         )
 
     monkeypatch.setattr("datasets.load_dataset", load_dataset)
     assert len(load_questions("lambada", limit=2)) == 2
-    assert asked == [(("EleutherAI/lambada_openai", "default"), {"split": "test"})]
+    assert requests == [(("EleutherAI/lambada_openai", "default"), {"split": "test"})]
 
     def offline(*_, **__):
         raise ConnectionError("no network")
@@ -128,13 +129,13 @@ def test_the_hub_is_asked_by_name(monkeypatch):
         ),
     ],
 )
-def test_bad_rows_are_told(tmp_path, task, text, message):
+def test_bad_rows_are_reported(tmp_path, task, text, message):
     (tmp_path / "rows.jsonl").write_text(text)
     with pytest.raises(ValueError, match=message):
         load_questions(task, [tmp_path / "rows.jsonl"])
 
 
-def test_bad_files_are_told(tmp_path):
+def test_bad_files_are_reported(tmp_path):
     rows = write(tmp_path / "rows.jsonl", [PIQA])
     with pytest.raises(FileNotFoundError, match="does not exist"):
         load_questions("piqa", [tmp_path / "none.jsonl"])
@@ -150,7 +151,7 @@ def test_bad_files_are_told(tmp_path):
         load_questions("piqa", [rows], limit=0)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(
     st.lists(
         st.tuples(st.binary(min_size=1, max_size=30), st.binary(min_size=1, max_size=8)),
@@ -167,8 +168,8 @@ def test_bits_are_those_of_the_answer_alone_whatever_shares_its_batch(pairs):
         UNetConfig(width=16, heads=2, down_layers=1, mid_layers=1, up_layers=1, window=8)
     ).double()
     parts = Components(lm, Whitespace(), None, None)
-    found = answer_bits(parts, pairs, EvalOptions(3), seq_len=20)
-    for (context, answer), bits in zip(pairs, found.tolist(), strict=True):
+    measured = answer_bits(parts, pairs, EvalOptions(3), seq_len=20)
+    for (context, answer), bits in zip(pairs, measured.tolist(), strict=True):
         kept = (context + answer)[-max(20, len(answer) + 1) :]
         td = rollout(lm, parts.agent, torch.tensor([list(kept)]))
         alone = -td[keys.LOG_LIKELIHOOD][0, -len(answer) :].sum().item() / math.log(2)
@@ -184,12 +185,12 @@ def test_scores(tiny_lm, monkeypatch):
     parts = Components(tiny_lm, Uniform(0.5, 8), None, None)
     bits = torch.tensor([2.0, 8.0, 6.0, 8.0, 2.0, 3.0], dtype=torch.float64)
     monkeypatch.setattr("tokenv.evaluation.task_scores.answer_bits", lambda *_, **__: bits)
-    found = score_task(parts, questions, EvalOptions(2), seq_len=8)
+    score = score_task(parts, questions, EvalOptions(2), seq_len=8)
     # Per byte: 1 and 2 | 3 and 2 | 1 and 0.75; the right ones are 2, 2 and 1.
-    assert found.bits_per_byte == pytest.approx(5 / 3)
-    assert found.standard_error == pytest.approx(1 / 3)
-    assert found.accuracy == pytest.approx(1 / 3)
-    assert found.accuracy_standard_error == pytest.approx(1 / 3)
+    assert score.bits_per_byte == pytest.approx(5 / 3)
+    assert score.standard_error == pytest.approx(1 / 3)
+    assert score.accuracy == pytest.approx(1 / 3)
+    assert score.accuracy_standard_error == pytest.approx(1 / 3)
     monkeypatch.setattr("tokenv.evaluation.task_scores.answer_bits", lambda *_, **__: bits[:1])
     one = score_task(parts, [Question("a", (" b",))], EvalOptions(2), seq_len=8)
     assert one.accuracy is None
@@ -198,21 +199,17 @@ def test_scores(tiny_lm, monkeypatch):
 
 def test_evaluate_scores_tasks(tiny_settings, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    words = [
-        f"{section}.{key}={value}"
-        for section, of in tiny_settings.items()
-        for key, value in of.items()
-    ]
+    words = overrides(tiny_settings)
     run_command("train", ["with", *words])
     write(tmp_path / "piqa.jsonl", [PIQA] * 3)
     write(tmp_path / "lambada.jsonl", [LAMBADA] * 2)
     files = ["task_files.piqa=piqa.jsonl", "task_files.lambada=lambada.jsonl"]
-    found = run_command(
+    report = run_command(
         "evaluate", ["with", "run=runs/1", "sequences=4", "tasks=piqa,lambada", *files, "limit=2"]
     )
-    assert found["sampled"]["piqa"]["questions"] == 2
-    assert "accuracy" not in found["sampled"]["lambada"]
-    assert found["thresholded"]["lambada"]["bits_per_byte"] > 0
+    assert report["sampled"]["piqa"]["questions"] == 2
+    assert "accuracy" not in report["sampled"]["lambada"]
+    assert report["thresholded"]["lambada"]["bits_per_byte"] > 0
     assert "piqa, 2 answers" in capsys.readouterr().out
     for words, message in (
         (["tasks=pika"], "task 'pika' is unknown"),

@@ -57,19 +57,19 @@ def plain_flex(qkv, window):
         return flex_attention(*qkv, SOFTCAP, window)
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(sizes, windows)
 def test_local_attention_equals_the_reference(size, window):
     assert_equals_reference(local_attention, random_qkv(*size), window)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(sizes)
 def test_causal_attention_equals_the_reference(size):
     assert_equals_reference(causal_attention, random_qkv(*size))
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(sizes, st.integers(1, 45))
 def test_blocked_attention_equals_the_reference(size, block):
     assert_equals_reference(lambda *qkvs: BlockedAttention.apply(*qkvs, block), random_qkv(*size))
@@ -85,7 +85,7 @@ def test_long_sequences_are_attended_to_in_blocks(monkeypatch):
     torch.testing.assert_close(causal_attention(*qkv, SOFTCAP), whole, rtol=1e-10, atol=1e-12)
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(sizes, st.none() | windows)
 def test_flex_attention_equals_the_reference(size, window):
     """On a CPU only values are compared: torch has no gradient there."""
@@ -104,14 +104,14 @@ def test_flex_computes_the_blocks_that_are_seen_and_no_others(length, window, bl
     assert set(mask.BLOCK_SIZE) == {block}
     blocks = -(-length // block)
     i = torch.arange(blocks * block)
-    seen = (
+    visible = (
         (i <= i[:, None])
         & (i[:, None] - i < (window or len(i)))
         & (i < length)
         & (i[:, None] < length)
     )
     assert torch.equal(
-        mask.to_dense()[0, 0].bool(), seen.view(blocks, block, blocks, block).any(-1).any(1)
+        mask.to_dense()[0, 0].bool(), visible.view(blocks, block, blocks, block).any(-1).any(1)
     )
 
 
@@ -123,9 +123,9 @@ def test_flex_computes_the_blocks_that_are_seen_and_no_others(length, window, bl
 def test_compiled_flex_reads_the_blocks_of_its_mask(length, window, block):
     qkv = [x.detach() for x in random_qkv(length, 2, 16, dtype=torch.float32)]
     mask = _flex_mask(length, window, torch.device("cpu"), block)
-    got = torch.compile(flex_with_mask, dynamic=False)(*qkv, SOFTCAP, mask)
+    actual = torch.compile(flex_with_mask, dynamic=False)(*qkv, SOFTCAP, mask)
     torch.testing.assert_close(
-        got, reference_attention(*qkv, SOFTCAP, window), rtol=1e-4, atol=1e-5
+        actual, reference_attention(*qkv, SOFTCAP, window), rtol=1e-4, atol=1e-5
     )
 
 
@@ -141,9 +141,9 @@ def test_the_reference_hides_what_lies_outside_the_window():
     q, k, v = random_qkv(7, 1, 3, batch=1)
     out = reference_attention(q, k, v, SOFTCAP, 3)[0, 0]
     for i in range(7):
-        seen = slice(max(0, i - 2), i + 1)
-        scores = SOFTCAP * torch.tanh(k[0, 0, seen] @ q[0, 0, i] / 3**0.5 / SOFTCAP)
-        torch.testing.assert_close(out[i], scores.softmax(0) @ v[0, 0, seen])
+        visible = slice(max(0, i - 2), i + 1)
+        scores = SOFTCAP * torch.tanh(k[0, 0, visible] @ q[0, 0, i] / 3**0.5 / SOFTCAP)
+        torch.testing.assert_close(out[i], scores.softmax(0) @ v[0, 0, visible])
 
 
 def test_huge_scores_stay_finite():

@@ -26,7 +26,8 @@ def draws(codec, prob, count=4000, **options):
 
 
 def test_log_prob_is_that_of_the_capped_logits(codec):
-    parameters, symbol = 40 * torch.randn(3, 5, 4), torch.randint(4, (3, 5))
+    parameters = 40 * torch.randn(3, 5, 4)
+    symbol = torch.randint(4, (3, 5))
     expected = torch.distributions.Categorical(logits=30 * torch.tanh(parameters / 30)).log_prob(
         symbol
     )
@@ -69,7 +70,8 @@ def test_temperature_zero_takes_the_most_probable(codec):
 )
 def test_top_p_keeps_the_smallest_nucleus(codec, top_p, kept):
     """The nucleus keeps its proportions; symbols are not sorted by probability."""
-    prob, order = [0.4, 0.3, 0.2, 0.1], [2, 0, 3, 1]
+    prob = [0.4, 0.3, 0.2, 0.1]
+    order = [2, 0, 3, 1]
     shuffled = [0.0] * 4
     for rank, symbol in enumerate(order):
         shuffled[symbol] = prob[rank]
@@ -80,7 +82,7 @@ def test_top_p_keeps_the_smallest_nucleus(codec, top_p, kept):
         assert frequency[symbol].item() == pytest.approx(expected, abs=0.04 if expected else 0)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.lists(st.integers(1, 20), min_size=4, max_size=4), st.floats(0.05, 1.0))
 def test_nothing_outside_the_nucleus_is_drawn(weights, top_p):
     codec = ByteCodec(8, vocabulary=4)
@@ -121,7 +123,8 @@ def test_impossible_options_are_refused(codec, options, name):
 
 def test_rounding_changes_a_draw_only_where_two_symbols_are_nearly_tied():
     """Symbols are drawn by rank: of two with nearly equal probabilities, rounding decides which has which noise."""
-    codec, difference = ByteCodec(8), 1e-4
+    codec = ByteCodec(8)
+    difference = 1e-4
     parameters = torch.randn(4000, 256)
     noise = codec.sample_noise(len(parameters), None)
     rounded = parameters + difference / 10 * torch.randn_like(parameters)

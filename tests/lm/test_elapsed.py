@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from episodes import Noise
+from episodes import Noise, forced_first
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tensordict.nn import TensorDictSequential
@@ -45,12 +45,6 @@ def trained(pooling="select"):
     return lm
 
 
-def forced_first(mask):
-    action_BT = torch.tensor(mask)
-    action_BT[:, 0] = 1
-    return action_BT
-
-
 def parameters(lm, symbol_BT, action_BT, boundary_BT=None):
     return lm.decode(lm.encode(symbol_BT), action_BT, boundary_BT)
 
@@ -58,13 +52,13 @@ def parameters(lm, symbol_BT, action_BT, boundary_BT=None):
 # --- the count, and its table ---
 
 
-@settings(deadline=None)
 @given(masks)
 def test_counts_are_the_loop(mask):
     """Also before the first boundary of a row, where they begin at its first symbol."""
     expected = []
     for row in mask:
-        newest, counts = 0, []
+        newest = 0
+        counts = []
         for position, boundary in enumerate(row):
             newest = position if boundary else newest
             counts.append(position - newest)
@@ -72,7 +66,7 @@ def test_counts_are_the_loop(mask):
     assert elapsed_symbols(torch.tensor(mask)).tolist() == expected
 
 
-def test_small_counts_are_told_apart_and_large_ones_to_four_percent():
+def test_small_counts_have_codes_of_their_own_and_large_ones_are_exact_to_four_percent():
     table = ElapsedEmbedding(1)
     with torch.no_grad():
         table.weight[:, 0] = torch.arange(CLASSES)
@@ -97,11 +91,10 @@ def test_a_fresh_model_is_bit_for_bit_the_one_without(pooling):
     state = lm.state_dict()
     assert state.keys() - plain.state_dict().keys() == {"elapsed.weight"}
     assert all(torch.equal(state[name], tensor) for name, tensor in plain.state_dict().items())
-    symbol_BT, action_BT = (
-        torch.randint(256, (2, LENGTH)),
-        forced_first([[0, 1] * (LENGTH // 2)] * 2),
-    )
-    outs, losses = [], []
+    symbol_BT = torch.randint(256, (2, LENGTH))
+    action_BT = forced_first([[0, 1] * (LENGTH // 2)] * 2)
+    outs = []
+    losses = []
     for model in (lm, plain):
         out = parameters(model, symbol_BT, action_BT)
         loss = -model.codec.log_prob(out[:, :-1], symbol_BT[:, 1:]).mean()
@@ -114,12 +107,13 @@ def test_a_fresh_model_is_bit_for_bit_the_one_without(pooling):
     assert not lm.elapsed.weight.grad[2:].any()
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(poolings, masks, seeds)
 def test_the_decoder_reads_its_row_of_the_table(pooling, mask, seed):
     """Moving one row of the table moves what is read at this distance, and nothing before it."""
     torch.manual_seed(seed)
-    lm, action_BT = trained(pooling), forced_first(mask)
+    lm = trained(pooling)
+    action_BT = forced_first(mask)
     symbol_BT = torch.randint(256, action_BT.shape)
     before = parameters(lm, symbol_BT, action_BT)
     count_BT = elapsed_symbols(action_BT)
@@ -134,12 +128,14 @@ def test_the_decoder_reads_its_row_of_the_table(pooling, mask, seed):
         assert all(not torch.allclose(after[b, t], before[b, t]) for t in at)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(poolings, masks, st.integers(1, LENGTH - 1), seeds)
 def test_no_boundary_moves_an_earlier_output(pooling, mask, t, seed):
     torch.manual_seed(seed)
-    lm, action_BT = trained(pooling), forced_first(mask)
-    symbol_BT, flipped_BT = torch.randint(256, action_BT.shape), action_BT.clone()
+    lm = trained(pooling)
+    action_BT = forced_first(mask)
+    symbol_BT = torch.randint(256, action_BT.shape)
+    flipped_BT = action_BT.clone()
     flipped_BT[:, t] = 1 - action_BT[:, t]
     before, after = (parameters(lm, symbol_BT, action) for action in (action_BT, flipped_BT))
     torch.testing.assert_close(after[:, :t], before[:, :t], rtol=1e-10, atol=1e-10)
@@ -149,12 +145,14 @@ def test_no_boundary_moves_an_earlier_output(pooling, mask, t, seed):
 # --- relaxed passes ---
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(st.sampled_from(["select", "deviation", "mean"]), masks, seeds)
 def test_at_hard_boundaries_a_relaxed_pass_is_the_hard_one(pooling, mask, seed):
     torch.manual_seed(seed)
-    lm, action_BT = trained(pooling), forced_first(mask)
-    symbol_BT, boundary_BT = torch.randint(256, action_BT.shape), action_BT.double()
+    lm = trained(pooling)
+    action_BT = forced_first(mask)
+    symbol_BT = torch.randint(256, action_BT.shape)
+    boundary_BT = action_BT.double()
     outs = [parameters(lm, symbol_BT, action_BT, boundary) for boundary in (boundary_BT, None)]
     torch.testing.assert_close(*outs, rtol=1e-9, atol=1e-9)
     grads = [
@@ -166,24 +164,27 @@ def test_at_hard_boundaries_a_relaxed_pass_is_the_hard_one(pooling, mask, seed):
 
 def test_relaxations_are_continuous_where_a_decision_flips():
     """REBAR differentiates them by the logits: a jump would bias it."""
-    lm, agent, estimator = trained(), Learned(WIDTH, window=0, scale=1.0).double(), recipes.rebar()
-    symbol_BN, noise = torch.randint(256, (2, 9)), torch.rand(2, 8).double()
+    lm = trained()
+    agent = Learned(WIDTH, window=0, scale=1.0).double()
+    estimator = recipes.rebar()
+    symbol_BN = torch.randint(256, (2, 9))
+    noise = torch.rand(2, 8).double()
     prob_BT = rollout(lm, agent, symbol_BN, noise=noise)[keys.BOUNDARY_PROB].detach()
-    found = []
+    rollouts = []
     for side in (-1e-9, 1e-9):
         noise[:, 4] = prob_BT[:, 4] + side
         td = rollout(lm, agent, symbol_BN, estimator.sampling, noise=noise)
-        found.append(td)
-    assert (found[0][keys.ACTION] != found[1][keys.ACTION]).sum() == 2
-    likelihoods = [td[keys.LOG_LIKELIHOOD_RELAXED][..., 0] for td in found]
+        rollouts.append(td)
+    assert (rollouts[0][keys.ACTION] != rollouts[1][keys.ACTION]).sum() == 2
+    likelihoods = [td[keys.LOG_LIKELIHOOD_RELAXED][..., 0] for td in rollouts]
     torch.testing.assert_close(*likelihoods, rtol=0, atol=1e-6)
-    assert (found[0][keys.LOG_LIKELIHOOD] - found[1][keys.LOG_LIKELIHOOD]).abs().max() > 1e-3
+    assert (rollouts[0][keys.LOG_LIKELIHOOD] - rollouts[1][keys.LOG_LIKELIHOOD]).abs().max() > 1e-3
 
 
 # --- one symbol at a time ---
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(
     poolings,
     st.booleans(),
@@ -194,8 +195,10 @@ def test_relaxations_are_continuous_where_a_decision_flips():
 def test_stepping_equals_one_pass_when_rows_start_anew(pooling, compiled, lengths, rate, seed):
     """Row 0 reads episodes of the given lengths, row 1 in the other order, with compiled loops or torch's layers."""
     torch.manual_seed(seed)
-    lm, total = trained(pooling), sum(lengths)
-    symbol_BT, action_BT = torch.randint(256, (2, total)), (torch.rand(2, total) < rate).long()
+    lm = trained(pooling)
+    total = sum(lengths)
+    symbol_BT = torch.randint(256, (2, total))
+    action_BT = (torch.rand(2, total) < rate).long()
     ends = [torch.tensor(order).cumsum(0).tolist() for order in (lengths, lengths[::-1])]
     starts = [[0, *end[:-1]] for end in ends]
     first_BT = torch.tensor([[t in start for t in range(total)] for start in starts])
@@ -204,24 +207,25 @@ def test_stepping_equals_one_pass_when_rows_start_anew(pooling, compiled, length
         patch.setattr(incremental, "shares_memory_with_numpy", lambda device: compiled)
         decoder = Decoder(lm, 2, max(lengths))
     assert isinstance(decoder.up, CompiledLayers) == compiled
-    got = []
+    stepped = []
     for t in range(total):
         decoder.reset(first_BT[:, t])
         decoder.encode(symbol_BT[:, t])
-        got.append(decoder.decode(action_BT[:, t]))
-    got = torch.stack(got, 1)
+        stepped.append(decoder.decode(action_BT[:, t]))
+    stepped = torch.stack(stepped, 1)
     for b, (start, end) in enumerate(zip(starts, ends, strict=True)):
         for i, j in zip(start, end, strict=True):
             with torch.no_grad():
                 expected = parameters(lm, symbol_BT[b : b + 1, i:j], action_BT[b : b + 1, i:j])
-            torch.testing.assert_close(got[b : b + 1, i:j], expected, rtol=1e-9, atol=1e-9)
+            torch.testing.assert_close(stepped[b : b + 1, i:j], expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize(
     "agent", [Random(0.2, LENGTH), NoBoundaries()], ids=["random", "no boundaries"]
 )
 def test_the_environment_equals_one_pass(agent):
-    lm, noise_BT = trained(), torch.rand(3, LENGTH - 1).double()
+    lm = trained()
+    noise_BT = torch.rand(3, LENGTH - 1).double()
     env = TokenizationEnv(lm, TensorSource(torch.randint(256, (3, LENGTH))), 3)
     stepped = env.rollout(LENGTH - 1, TensorDictSequential(Noise(noise_BT), agent))
     one_pass = env.one_pass(agent, noise=noise_BT).detach()
@@ -231,12 +235,14 @@ def test_the_environment_equals_one_pass(agent):
 
 @pytest.mark.parametrize(("lengths", "samples"), [((9, 3, 14), 1), ((6, 6), 3)])
 def test_continuations_of_several_prompts_equal_one_pass(lengths, samples):
-    lm, agent = trained(), Random(0.2, 30)
+    lm = trained()
+    agent = Random(0.2, 30)
     prompts = [torch.randint(256, (length,)) for length in lengths]
     generators = [torch.Generator().manual_seed(seed) for seed in range(len(prompts))]
     done = generate(lm, agent, prompts, 12, samples=samples, temperature=0, generator=generators)
     for b, (symbol_N, action_N) in enumerate(zip(done.symbol_BN, done.action_BN, strict=True)):
-        known, length = len(prompts[b // samples]), int(done.length_B[b])
+        known = len(prompts[b // samples])
+        length = int(done.length_B[b])
         assert elapsed_symbols(action_N[None]).max() > SIZES["window"]
         best_N = parameters(lm, symbol_N[None, :length], action_N[None, :length])[0].argmax(-1)
         assert torch.equal(best_N[known - 1 : length - 1], symbol_N[known:length])
@@ -246,7 +252,8 @@ def test_continuations_of_several_prompts_equal_one_pass(lengths, samples):
 
 
 def test_the_table_costs_parameters_and_no_multiplications():
-    lm, plain = make_lm(), UNet(UNetConfig(**SIZES))
+    lm = make_lm()
+    plain = UNet(UNetConfig(**SIZES))
     sizes = [sum(parameter.numel() for parameter in model.parameters()) for model in (lm, plain)]
     assert sizes[0] - sizes[1] == CLASSES * WIDTH
     assert model_parameters(lm.config) - model_parameters(plain.config) == CLASSES * WIDTH

@@ -36,9 +36,12 @@ def paper_lm(width, heads, mid):
 
 def test_every_matrix_is_counted_by_hand():
     lm = UNet(UNetConfig(width=16, heads=2, down_layers=1, mid_layers=3, up_layers=2))
-    byte_layers, token_layers, head = 3 * 7 * 16**2, 3 * 16 * 16**2, 256 * 16
+    byte_layers = 3 * 7 * 16**2
+    token_layers = 3 * 16 * 16**2
+    head = 256 * 16
     assert matrix_parameters(lm) == byte_layers + token_layers + 2 * head
-    batch, tokens = Batch(4, 25), Tokens(30, learning_pairs=70)
+    batch = Batch(4, 25)
+    tokens = Tokens(30, learning_pairs=70)
     linear = 6 * (100 * (byte_layers + 2 * head + 5) + 30 * token_layers)
     assert training_flops(lm, batch, tokens, 6 * 5, attention=False) == linear
     attention = 6 * 2 * 16 * (3 * batch.pairs(64) + 3 * 70)
@@ -52,9 +55,10 @@ def test_every_matrix_is_counted_by_hand():
 @given(st.integers(1, 40), st.one_of(st.none(), st.integers(1, 50)))
 def test_pairs_are_the_keys_that_queries_see(length, window):
     """A query's output depends on as many keys as are counted."""
-    q, v = torch.zeros(length, 1), torch.eye(length)
-    seen = reference_attention(q, q, v, 50.0, window) > 0
-    assert Batch(3, length).pairs(window) == 3 * seen.sum()
+    q = torch.zeros(length, 1)
+    v = torch.eye(length)
+    visible = reference_attention(q, q, v, 50.0, window) > 0
+    assert Batch(3, length).pairs(window) == 3 * visible.sum()
 
 
 def test_a_pair_costs_what_torch_counts():
@@ -101,7 +105,8 @@ def test_shares_add_up():
 
 @given(st.floats(0.01, 0.99), st.integers(2, 300))
 def test_reading_costs_a_third_of_training_and_gives_its_rate_back(rate, length):
-    lm, policy = paper_lm(512, 8, 4), torch.nn.Linear(512, 7)
+    lm = paper_lm(512, 8, 4)
+    policy = torch.nn.Linear(512, 7)
     batch = Batch(1, length)
     count = rate * length
     tokens = Tokens(count, learning_pairs=count * (count + 1) / 2)
@@ -114,10 +119,12 @@ def test_reading_costs_a_third_of_training_and_gives_its_rate_back(rate, length)
 
 
 def test_a_policy_that_does_not_learn_goes_forward_only():
-    lm, policy = paper_lm(512, 8, 4), torch.nn.Linear(512, 7)
+    lm = paper_lm(512, 8, 4)
+    policy = torch.nn.Linear(512, 7)
     learning = policy_flops(policy)
     assert learning == 6 * 512 * 7
-    batch, tokens = Batch(2, 500), Tokens(200)
+    batch = Batch(2, 500)
+    tokens = Tokens(200)
     assert update_flops(lm, batch, tokens, learning, Passes()) == training_flops(
         lm, batch, tokens, learning
     )

@@ -30,18 +30,19 @@ def one_pass(lm, symbol_N, action_N):
         return lm.encode(symbol_N[None])[0], lm(symbol_N[None], action_N[None])[0]
 
 
-def assert_same(got, expected):
-    torch.testing.assert_close(torch.stack(got), expected, rtol=1e-9, atol=1e-9)
+def assert_same(stepped, expected):
+    torch.testing.assert_close(torch.stack(stepped), expected, rtol=1e-9, atol=1e-9)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(st.integers(1, 5 * WINDOW), st.floats(0, 1), st.integers(0, 1000))
 def test_stepping_equals_one_pass(length, rate, seed):
     torch.manual_seed(seed)
     lm = small_lm()
     symbol_N, action_N = random_episode(length, rate)
     decoder = Decoder(lm, 1, length)
-    encodings, parameters = [], []
+    encodings = []
+    parameters = []
     for symbol, action in zip(symbol_N, action_N, strict=True):
         encodings.append(decoder.encode(symbol[None]))
         parameters.append(decoder.decode(action[None]))
@@ -52,7 +53,7 @@ def test_stepping_equals_one_pass(length, rate, seed):
     assert decoder.position_B.tolist() == [length]
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(
     st.lists(st.lists(st.integers(1, 5 * WINDOW), min_size=1, max_size=4), min_size=1, max_size=3),
     st.floats(0, 1),
@@ -63,10 +64,11 @@ def test_rows_start_anew_at_their_own_times(row_lengths, rate, seed):
     torch.manual_seed(seed)
     lm = small_lm()
     rows = [[random_episode(length, rate) for length in lengths] for lengths in row_lengths]
-    batch, longest = len(rows), max(max(lengths) for lengths in row_lengths)
+    batch = len(rows)
+    longest = max(max(lengths) for lengths in row_lengths)
     decoder = Decoder(lm, batch, longest)
     at = [[0, 0] for _ in rows]  # episode and position of each row
-    got = [[([], []) for _ in row] for row in rows]
+    outputs = [[([], []) for _ in row] for row in rows]
 
     def now(b):
         """Symbol and action of a row; what a row that has no more episodes reads must not matter."""
@@ -83,8 +85,8 @@ def test_rows_start_anew_at_their_own_times(row_lengths, rate, seed):
             episode = at[b][0]
             over = episode == len(rows[b])
             if not over:
-                got[b][episode][0].append(x_BD[b])
-                got[b][episode][1].append(parameters_BP[b])
+                outputs[b][episode][0].append(x_BD[b])
+                outputs[b][episode][1].append(parameters_BP[b])
             at[b][1] += 1
             finished_B[b] = at[b][1] == (longest if over else len(rows[b][episode][0]))
             if finished_B[b]:
@@ -92,8 +94,8 @@ def test_rows_start_anew_at_their_own_times(row_lengths, rate, seed):
         x_BD = decoder.encode(torch.stack([now(b)[0] for b in range(batch)]))
         decoder.reset(finished_B)
         x_BD = decoder.encode(torch.stack([now(b)[0] for b in range(batch)]), finished_B)
-    for row, row_got in zip(rows, got, strict=True):
-        for episode, (encodings, parameters) in zip(row, row_got, strict=True):
+    for row, row_outputs in zip(rows, outputs, strict=True):
+        for episode, (encodings, parameters) in zip(row, row_outputs, strict=True):
             expected_encodings, expected_parameters = one_pass(lm, *episode)
             assert_same(encodings, expected_encodings)
             assert_same(parameters, expected_parameters)
@@ -102,7 +104,8 @@ def test_rows_start_anew_at_their_own_times(row_lengths, rate, seed):
 def test_rows_left_out_keep_their_state():
     lm = small_lm()
     decoders = [Decoder(lm, 2, 10) for _ in range(2)]
-    symbol_NB, action_NB = torch.randint(256, (6, 2)), torch.ones(6, 2, dtype=torch.long)
+    symbol_NB = torch.randint(256, (6, 2))
+    action_NB = torch.ones(6, 2, dtype=torch.long)
     for i in range(6):
         for decoder in decoders:
             decoder.encode(symbol_NB[i])
@@ -133,12 +136,11 @@ def test_token_level_layers_work_and_remember_where_tokens_end_alone(
         "window": WINDOW,
     }
     lm = UNet(UNetConfig(**sizes, pooling=pooling, attention_softcap=softcap)).double()
-    symbol_BN, action_BN = (
-        torch.randint(256, (batch, length)),
-        (torch.rand(batch, length) < rate).long(),
-    )
+    symbol_BN = torch.randint(256, (batch, length))
+    action_BN = (torch.rand(batch, length) < rate).long()
     action_BN[:, 0] = 1
-    decoder, rows = Decoder(lm, batch, length), []
+    decoder = Decoder(lm, batch, length)
+    rows = []
     assert isinstance(decoder.tokens, CompiledLayers) == compiled
     step = decoder.tokens.step
     decoder.tokens.step = lambda token_RD, *rest: (

@@ -128,8 +128,8 @@ def test_a_planted_index_is_not_executed(function, tmp_path, monkeypatch, place)
     call(function)
     mark = tmp_path / "mark"
     (index,) = (path for path in stored(function) if path.suffix == ".nbi")
-    evil = pickle.dumps(Planted(mark))
-    index.write_bytes(evil + hashlib.sha256(evil).digest())
+    malicious = pickle.dumps(Planted(mark))
+    index.write_bytes(malicious + hashlib.sha256(malicious).digest())
     {"folder": index.parent, "parent": tmp_path, "file": index}[place].chmod(0o777)
     with pytest.warns(UserWarning, match="can be written by others"):
         assert call(function) == 0

@@ -19,7 +19,7 @@ def random_norm(width):
     return norm
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     st.lists(st.integers(1, 4), min_size=1, max_size=3),
     st.integers(1, 9),
@@ -44,7 +44,7 @@ def test_rms_norm_passes_gradcheck():
     assert torch.autograd.gradcheck(lambda x, _: norm(x), (x, norm.weight))
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.integers(0, 50), st.integers(0, 50), st.integers(0, 1000), st.sampled_from([2, 4, 8]))
 def test_rotated_scores_depend_on_the_distance_only(i, j, shift, size):
     q, k = torch.randn(2, 1, 1, size, dtype=torch.float64)
@@ -92,19 +92,21 @@ def test_a_layer_adds_attention_and_mlp_to_its_input():
     v = layer.qkv(layer.pre_attention(x))[..., 16:].mean(1, keepdim=True).expand_as(x)
     middle = x + layer.post_attention(layer.out(v))
     hidden = layer.pre_mlp(middle)
-    gate, up = layer.mlp.gate_up.weight[:24], layer.mlp.gate_up.weight[24:]
+    gate = layer.mlp.gate_up.weight[:24]
+    up = layer.mlp.gate_up.weight[24:]
     mlp = layer.mlp.down(F.gelu(hidden @ gate.T, approximate="tanh") * (hidden @ up.T))
     torch.testing.assert_close(layer(x, rotary, mean_of_values), middle + layer.post_mlp(mlp))
 
 
 @st.composite
 def forced_masks(draw):
-    batch, length = draw(st.integers(1, 4)), draw(st.integers(1, 12))
+    batch = draw(st.integers(1, 4))
+    length = draw(st.integers(1, 12))
     rows = st.lists(st.integers(0, 1), min_size=length - 1, max_size=length - 1)
     return torch.tensor([[1, *draw(rows)] for _ in range(batch)])
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(forced_masks())
 def test_select_and_distribute_equal_plain_loops(action_BT):
     batch, length = action_BT.shape
@@ -146,7 +148,8 @@ def test_layers_that_are_computed_again_give_the_same_bit_for_bit():
     torch.manual_seed(0)
     config = UNetConfig(width=16, heads=2, down_layers=1, mid_layers=1, up_layers=1, window=4)
     lm = UNet(config)
-    symbol_BN, action_BN = torch.randint(0, 256, (2, 24)), (torch.rand(2, 24) < 0.3).long()
+    symbol_BN = torch.randint(0, 256, (2, 24))
+    action_BN = (torch.rand(2, 24) < 0.3).long()
     action_BN[:, 0] = 1
 
     def value_and_gradients():
@@ -159,7 +162,7 @@ def test_layers_that_are_computed_again_give_the_same_bit_for_bit():
         assert (one is None and other is None) or torch.equal(one, other)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.integers(1, 4), st.integers(1, 5))
 def test_geglu_is_the_formula(rows, hidden):
     mlp = MLP(3, hidden).double()

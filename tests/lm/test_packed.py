@@ -28,7 +28,7 @@ def values_and_gradients(lm, symbol_BN, action_BN, boundary_BN):
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(masks, st.sampled_from([0, 5, 1000]), st.integers(0, 1000))
 def test_packed_tokens_equal_padded_ones(pooling, mask, spare, seed):
     torch.manual_seed(seed)
@@ -38,7 +38,8 @@ def test_packed_tokens_equal_padded_ones(pooling, mask, spare, seed):
     lm = UNet(config).double()
     for parameter in lm.parameters():  # some begin at zero
         torch.nn.init.normal_(parameter, std=0.3)
-    symbol_BN, action_BN = torch.randint(256, (3, LENGTH)), torch.tensor(mask)
+    symbol_BN = torch.randint(256, (3, LENGTH))
+    action_BN = torch.tensor(mask)
     action_BN[:, 0] = 1
     boundary_BN = None if pooling == "select" else action_BN.double()
     padded = values_and_gradients(lm, symbol_BN, action_BN, boundary_BN)
@@ -51,7 +52,7 @@ def test_packed_tokens_equal_padded_ones(pooling, mask, spare, seed):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(st.lists(st.integers(1, 400), min_size=1, max_size=6), st.integers(0, 2))
 def test_the_block_mask_shows_each_token_its_own_past(count, spare):
     """On a CPU flex_attention reads the mask function alone; which blocks are computed is checked entry by entry."""
@@ -69,10 +70,8 @@ def test_the_block_mask_shows_each_token_its_own_past(count, spare):
 
     blocks = bucket_size // BLOCK
     tiles = visible.view(blocks, BLOCK, blocks, BLOCK).transpose(1, 2)
-    partly, wholly = (
-        listed(mask.kv_num_blocks, mask.kv_indices),
-        listed(mask.full_kv_num_blocks, mask.full_kv_indices),
-    )
+    partly = listed(mask.kv_num_blocks, mask.kv_indices)
+    wholly = listed(mask.full_kv_num_blocks, mask.full_kv_indices)
     assert not (partly & wholly).any()
     assert torch.equal(wholly, wholly & tiles.all(-1).all(-1))
     assert torch.equal(tiles.any(-1).any(-1), (partly | wholly) & tiles.any(-1).any(-1))
@@ -91,16 +90,17 @@ def listed(number, index):
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_attention_under_the_block_mask_is_that_of_the_sequences_alone():
     torch.manual_seed(0)
-    count, softcap = torch.tensor([150, 3, 200]), 7.0
+    count = torch.tensor([150, 3, 200])
+    softcap = 7.0
     pack = Pack.of(count, 200, 3 * BLOCK)
     q, k, v = torch.randn(3, 1, 2, 3 * BLOCK, 8, dtype=torch.float64)
-    got = flex_with_mask(q, k, v, softcap, pack.block_mask())
+    actual = flex_with_mask(q, k, v, softcap, pack.block_mask())
     on_cpu = pack.attention(softcap)(q, k, v)
     start = 0
     for n in count.tolist():
         own = slice(start, start + n)
         expected = reference_attention(q[:, :, own], k[:, :, own], v[:, :, own], softcap)
-        torch.testing.assert_close(got[:, :, own], expected, rtol=1e-10, atol=1e-10)
+        torch.testing.assert_close(actual[:, :, own], expected, rtol=1e-10, atol=1e-10)
         torch.testing.assert_close(on_cpu[:, :, own], expected, rtol=1e-10, atol=1e-10)
         start += n
 
@@ -142,8 +142,8 @@ def test_what_is_compiled_says_the_same_and_compiles_nothing_for_another_number_
     lm.compile_layers()
     agent.compile_draw()
     compiled = []
-    for expected, got in zip(plain, passes(), strict=True):
-        assert torch.equal(got[0], expected[0])
-        torch.testing.assert_close(got[1:], expected[1:], rtol=1e-4, atol=1e-6)
+    for expected, actual in zip(plain, passes(), strict=True):
+        assert torch.equal(actual[0], expected[0])
+        torch.testing.assert_close(actual[1:], expected[1:], rtol=1e-4, atol=1e-6)
         compiled.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
     assert compiled[1:] == compiled[:1] * 5

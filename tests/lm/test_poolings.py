@@ -3,6 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from episodes import forced_first
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,12 +29,6 @@ def small_lm(pooling):
         for parameter in lm.pooling.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
     return lm
-
-
-def forced_first(mask):
-    action_BT = torch.tensor(mask)
-    action_BT[:, 0] = 1
-    return action_BT
 
 
 def probability_of(action_BT):
@@ -72,24 +67,25 @@ def dense_mean(lm, x_BTD, boundary_BT):
     return x_BTD + up @ lm.apply_token_layers(token, position)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(masks, st.booleans(), st.sampled_from([1, 8]), seeds)
 def test_mean_is_nawrots_dense_formula_in_value_and_gradient(mask, force, multiple, seed):
     """Also without a boundary at the first byte, whose bytes receive the null group."""
     torch.manual_seed(seed)
-    lm, action_BT = small_lm("mean"), forced_first(mask) if force else torch.tensor(mask)
+    lm = small_lm("mean")
+    action_BT = forced_first(mask) if force else torch.tensor(mask)
     action_BT[:, -1] |= action_BT.sum(1) == 0
     x_BTD = torch.randn(2, LENGTH, 8, dtype=torch.float64, requires_grad=True)
     boundary_BT = action_BT.double().requires_grad_()
-    got = lm.pooling(x_BTD, action_BT, boundary_BT, lm.apply_token_layers, multiple)
+    pooled = lm.pooling(x_BTD, action_BT, boundary_BT, lm.apply_token_layers, multiple)
     expected = dense_mean(lm, x_BTD, boundary_BT)
-    torch.testing.assert_close(got, expected, rtol=1e-7, atol=1e-7)
+    torch.testing.assert_close(pooled, expected, rtol=1e-7, atol=1e-7)
     inputs = (boundary_BT, x_BTD, lm.pooling.null_D, lm.pooling.norm.weight)
-    weight = torch.randn_like(got)
-    grads = [torch.autograd.grad((y * weight).sum(), inputs) for y in (got, expected)]
+    weight = torch.randn_like(pooled)
+    grads = [torch.autograd.grad((y * weight).sum(), inputs) for y in (pooled, expected)]
     torch.testing.assert_close(*grads, rtol=1e-6, atol=1e-6)
     hard = lm.pooling(x_BTD, action_BT, None, lm.apply_token_layers)
-    torch.testing.assert_close(hard, got, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(hard, pooled, rtol=1e-12, atol=1e-12)
 
 
 def test_the_published_way_back_leaves_no_gradient():
@@ -107,12 +103,15 @@ def test_the_published_way_back_leaves_no_gradient():
 
 def plain_smooth(lm, x_BTD, action_BT, prob_BT):
     """H-Net's equations, one byte of one sequence after the other; STE(c) = c / stop(c)."""
-    weight, bias = lm.pooling.residual_proj.weight, lm.pooling.residual_proj.bias
+    weight = lm.pooling.residual_proj.weight
+    bias = lm.pooling.residual_proj.bias
     rows = []
     for x_TD, action_T, prob_T in zip(x_BTD, action_BT, prob_BT, strict=True):
         at = action_T.nonzero().flatten()
         token_MD = lm.apply_token_layers(x_TD[at][None], at[None])[0]
-        z, k, row = 0.0, 0, []
+        z = 0.0
+        k = 0
+        row = []
         for x, b, p in zip(x_TD, action_T.tolist(), prob_T, strict=True):
             if b:
                 clamped = p.clamp(1e-4, 1 - 1e-4)
@@ -124,43 +123,45 @@ def plain_smooth(lm, x_BTD, action_BT, prob_BT):
     return torch.stack(rows)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(masks, st.sampled_from([1, 8]), seeds)
 def test_smooth_is_hnets_formula_in_value_and_gradient(mask, multiple, seed):
     torch.manual_seed(seed)
-    lm, action_BT = small_lm("smooth"), forced_first(mask)
+    lm = small_lm("smooth")
+    action_BT = forced_first(mask)
     x_BTD = torch.randn(2, LENGTH, 8, dtype=torch.float64, requires_grad=True)
     prob_BT = probability_of(action_BT).requires_grad_()
-    got = lm.pooling(x_BTD, action_BT, prob_BT, lm.apply_token_layers, multiple)
+    pooled = lm.pooling(x_BTD, action_BT, prob_BT, lm.apply_token_layers, multiple)
     expected = plain_smooth(lm, x_BTD, action_BT, prob_BT)
-    torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
-    weight = torch.randn_like(got)
-    grads = [torch.autograd.grad((y * weight).sum(), (prob_BT, x_BTD)) for y in (got, expected)]
+    torch.testing.assert_close(pooled, expected, rtol=1e-10, atol=1e-10)
+    weight = torch.randn_like(pooled)
+    grads = [torch.autograd.grad((y * weight).sum(), (prob_BT, x_BTD)) for y in (pooled, expected)]
     torch.testing.assert_close(*grads, rtol=1e-9, atol=1e-9)
 
 
 def test_smooth_without_probabilities_selects_and_distributes():
-    smooth, select = small_lm("smooth"), small_lm("select")
+    smooth = small_lm("smooth")
+    select = small_lm("select")
     select.load_state_dict(smooth.state_dict(), strict=False)
-    action_BT, x_BTD = forced_first([[0, 1, 0, 0, 1, 1]]), torch.randn(1, 6, 8, dtype=torch.float64)
+    action_BT = forced_first([[0, 1, 0, 0, 1, 1]])
+    x_BTD = torch.randn(1, 6, 8, dtype=torch.float64)
     bare, added = (
         lm.pooling(x_BTD, action_BT, None, lm.apply_token_layers) for lm in (smooth, select)
     )
     torch.testing.assert_close(bare - smooth.pooling.residual_proj(x_BTD), added - x_BTD)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(poolings, masks, st.booleans(), st.integers(1, LENGTH - 1), seeds)
 def test_nothing_moves_an_earlier_output(pooling, mask, soft, t, seed):
     torch.manual_seed(seed)
-    lm, action_BT = small_lm(pooling), forced_first(mask)
+    lm = small_lm(pooling)
+    action_BT = forced_first(mask)
     symbol_BT = torch.randint(256, action_BT.shape)
     boundary_BT = soft_boundary(pooling, action_BT)
-    flipped_BT, other_BT, other_symbol_BT = (
-        action_BT.clone(),
-        boundary_BT.clone(),
-        symbol_BT.clone(),
-    )
+    flipped_BT = action_BT.clone()
+    other_BT = boundary_BT.clone()
+    other_symbol_BT = symbol_BT.clone()
     flipped_BT[:, t] = 1 - action_BT[:, t]
     other_BT[:, t] = 1 - boundary_BT[:, t]
     other_symbol_BT[:, t] = (symbol_BT[:, t] + 1) % 256
@@ -177,7 +178,7 @@ def test_nothing_moves_an_earlier_output(pooling, mask, soft, t, seed):
         assert not torch.allclose(after[:, t], before[:, t])
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     poolings,
     st.booleans(),
@@ -190,18 +191,21 @@ def test_stepping_equals_one_pass_when_rows_start_anew_at_their_own_times(
 ):
     """Row 0 reads episodes of the given lengths, row 1 the same in the other order, each then starting anew."""
     torch.manual_seed(seed)
-    lm, total = small_lm(pooling), sum(lengths)
+    lm = small_lm(pooling)
+    total = sum(lengths)
     starts = [{sum(order[:i]) for i in range(len(order))} for order in (lengths, lengths[::-1])]
-    symbol_BT, action_BT = torch.randint(256, (2, total)), (torch.rand(2, total) < rate).long()
+    symbol_BT = torch.randint(256, (2, total))
+    action_BT = (torch.rand(2, total) < rate).long()
     first_BT = torch.tensor([[t in start for t in range(total)] for start in starts])
     action_BT[first_BT] = 1
     prob_BT = probability_of(action_BT).masked_fill(first_BT, 1.0)
-    decoder, got = Decoder(lm, 2, max(lengths)), []
+    decoder = Decoder(lm, 2, max(lengths))
+    stepped = []
     for t in range(total):
         decoder.reset(first_BT[:, t])
         decoder.encode(symbol_BT[:, t])
-        got.append(decoder.decode(action_BT[:, t], prob_BT[:, t] if soft else None))
-    got = torch.stack(got, 1)
+        stepped.append(decoder.decode(action_BT[:, t], prob_BT[:, t] if soft else None))
+    stepped = torch.stack(stepped, 1)
     for b, start in enumerate(starts):
         for begin, end in zip(sorted(start), [*sorted(start)[1:], total], strict=True):
             symbol, action, prob = (
@@ -211,39 +215,38 @@ def test_stepping_equals_one_pass_when_rows_start_anew_at_their_own_times(
                 expected = lm.decode(
                     lm.encode(symbol), action, prob if soft and pooling == "smooth" else None
                 )
-            torch.testing.assert_close(got[b : b + 1, begin:end], expected, rtol=1e-9, atol=1e-9)
+            torch.testing.assert_close(
+                stepped[b : b + 1, begin:end], expected, rtol=1e-9, atol=1e-9
+            )
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
 def test_a_reset_row_follows_parameters_that_were_trained_meanwhile(pooling):
     """The model is updated while an environment uses it."""
-    lm, symbol_BT, action_BT = (
-        small_lm(pooling),
-        torch.randint(256, (2, 6)),
-        forced_first([[0, 1, 0, 0, 1, 1]] * 2),
-    )
+    lm = small_lm(pooling)
+    symbol_BT = torch.randint(256, (2, 6))
+    action_BT = forced_first([[0, 1, 0, 0, 1, 1]] * 2)
     decoder = Decoder(lm, 2, 6)
     with torch.no_grad():
         for parameter in lm.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
         expected = lm(symbol_BT, action_BT)
     decoder.reset(torch.ones(2, dtype=torch.bool))
-    got = []
+    stepped = []
     for t in range(6):
         decoder.encode(symbol_BT[:, t])
-        got.append(decoder.decode(action_BT[:, t]))
-    torch.testing.assert_close(torch.stack(got, 1), expected, rtol=1e-9, atol=1e-9)
+        stepped.append(decoder.decode(action_BT[:, t]))
+    torch.testing.assert_close(torch.stack(stepped, 1), expected, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
 def test_bfloat16_is_close_and_every_parameter_learns(pooling):
     config = UNetConfig(width=64, heads=4, window=8, pooling=pooling)
-    fine, coarse = UNet(config), UNet(config, compute_dtype=torch.bfloat16)
+    fine = UNet(config)
+    coarse = UNet(config, compute_dtype=torch.bfloat16)
     coarse.load_state_dict(fine.state_dict())
-    symbol_BT, action_BT = (
-        torch.randint(256, (2, 30)),
-        forced_first((torch.rand(2, 30) < 0.3).long().tolist()),
-    )
+    symbol_BT = torch.randint(256, (2, 30))
+    action_BT = forced_first((torch.rand(2, 30) < 0.3).long().tolist())
     boundary_BT = soft_boundary(pooling, action_BT).float().requires_grad_()
     out, expected = (
         lm.decode(lm.encode(symbol_BT), action_BT, boundary_BT) for lm in (coarse, fine)
@@ -262,10 +265,8 @@ def test_bfloat16_is_close_and_every_parameter_learns(pooling):
 def test_layernorm_of_mean_sums_its_gradients_in_float32():
     """In bfloat16 the sum over 2 x 4,096 symbols was 22% off."""
     pooling = UNet(UNetConfig(width=16, heads=2, pooling="mean")).pooling
-    token_BMD, grad_BMD = (
-        torch.randn(2, 4096, 16).bfloat16(),
-        (torch.randn(2, 4096, 16) + 1).bfloat16(),
-    )
+    token_BMD = torch.randn(2, 4096, 16).bfloat16()
+    grad_BMD = (torch.randn(2, 4096, 16) + 1).bfloat16()
     pooling.normalise(token_BMD).backward(grad_BMD)
     coarse = [parameter.grad.clone() for parameter in pooling.norm.parameters()]
     pooling.zero_grad()
@@ -280,10 +281,11 @@ def test_the_papers_pooling_has_no_parameters_and_others_start_as_published():
     assert not smooth.residual_proj.weight.any()
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(masks)
 def test_deviation_adds_what_the_token_level_layers_change(mask):
-    lm, action_BT = small_lm("deviation"), forced_first(mask)
+    lm = small_lm("deviation")
+    action_BT = forced_first(mask)
     x_BTD = torch.randn(2, LENGTH, 8, dtype=torch.float64)
     y_BTD = lm.pooling(x_BTD, action_BT, None, lambda token, *_, **__: token * 3.0)
     for b in range(2):
@@ -301,7 +303,7 @@ def test_an_unknown_pooling_is_refused():
         UNetConfig(pooling="max")
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(masks, st.sampled_from([torch.float64, torch.bfloat16]), st.integers(0, 3), seeds)
 def test_gathering_what_is_sorted_equals_gathering_in_value_and_gradient(mask, dtype, spare, seed):
     torch.manual_seed(seed)
@@ -311,8 +313,8 @@ def test_gathering_what_is_sorted_equals_gathering_in_value_and_gradient(mask, d
     expected = torch.stack(
         [x_D[row_T] for x_D, row_T in zip(x_BMD.double(), token_index_BT, strict=True)]
     )
-    (wanted,) = torch.autograd.grad((expected * weight).sum(), x_BMD)
-    got = SortedGather.apply(x_BMD, token_index_BT)
-    assert torch.equal(got.double(), expected)
-    (gradient,) = torch.autograd.grad((got * weight).sum(), x_BMD)
-    torch.testing.assert_close(gradient, wanted)
+    (expected_gradient,) = torch.autograd.grad((expected * weight).sum(), x_BMD)
+    gathered = SortedGather.apply(x_BMD, token_index_BT)
+    assert torch.equal(gathered.double(), expected)
+    (gradient,) = torch.autograd.grad((gathered * weight).sum(), x_BMD)
+    torch.testing.assert_close(gradient, expected_gradient)

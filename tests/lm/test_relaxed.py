@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from episodes import forced_first
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -25,12 +26,6 @@ def small_lm():
     ).double()
 
 
-def forced_first(mask):
-    action_BT = torch.tensor(mask)
-    action_BT[:, 0] = 1
-    return action_BT
-
-
 def random_strength(batch, length, corners=0.3):
     """Numbers in [0, 1], many of them exactly 0 or 1; column 0 is 1."""
     strength = torch.rand(batch, length, dtype=torch.float64)
@@ -39,13 +34,15 @@ def random_strength(batch, length, corners=0.3):
     return strength
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(masks, seeds)
 def test_at_hard_strengths_the_relaxed_pass_is_the_hard_pass(mask, seed):
     torch.manual_seed(seed)
-    lm, action_BT = small_lm(), forced_first(mask)
+    lm = small_lm()
+    action_BT = forced_first(mask)
     x_BTD = lm.encode(torch.randint(256, action_BT.shape))
-    relaxed, hard = lm.decode(x_BTD, action_BT, action_BT.double()), lm.decode(x_BTD, action_BT)
+    relaxed = lm.decode(x_BTD, action_BT, action_BT.double())
+    hard = lm.decode(x_BTD, action_BT)
     torch.testing.assert_close(relaxed, hard, rtol=1e-10, atol=1e-10)
     trained = [p for name, p in lm.named_parameters() if "early" not in name]
     grads = [
@@ -58,7 +55,8 @@ def test_at_hard_strengths_the_relaxed_pass_is_the_hard_pass(mask, seed):
 @pytest.mark.parametrize("corners", [0.0, 0.6, 1.0])
 def test_the_gradient_is_the_relaxed_functions_own(corners):
     """Finite differences inside the cube and at its corners, where the function continues smoothly."""
-    lm, weight = small_lm(), torch.randn(2, 6, 256, dtype=torch.float64)
+    lm = small_lm()
+    weight = torch.randn(2, 6, 256, dtype=torch.float64)
     x_BTD = lm.encode(torch.randint(256, (2, 6))).detach()
     strength = random_strength(2, 6, corners).requires_grad_()
     action = torch.ones(2, 6, dtype=torch.long)
@@ -83,19 +81,17 @@ def plain_relaxed_attention(q, k, v, softcap, strength):
     return out
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(seeds, st.integers(1, 8), st.sampled_from([1.0, 30.0]))
 def test_attention_is_its_formula(seed, length, scale):
     torch.manual_seed(seed)
     q, k, v = (scale * torch.randn(2, 2, length, 4, dtype=torch.float64) for _ in range(3))
     strength = random_strength(2, length).requires_grad_()
-    got, expected = (
-        relaxed_attention(q, k, v, 50.0, strength),
-        plain_relaxed_attention(q, k, v, 50.0, strength),
-    )
-    torch.testing.assert_close(got, expected, rtol=1e-10, atol=1e-10)
-    weight = torch.randn_like(got)
-    grads = [torch.autograd.grad((out * weight).sum(), strength)[0] for out in (got, expected)]
+    actual = relaxed_attention(q, k, v, 50.0, strength)
+    expected = plain_relaxed_attention(q, k, v, 50.0, strength)
+    torch.testing.assert_close(actual, expected, rtol=1e-10, atol=1e-10)
+    weight = torch.randn_like(actual)
+    grads = [torch.autograd.grad((out * weight).sum(), strength)[0] for out in (actual, expected)]
     torch.testing.assert_close(*grads, rtol=1e-8, atol=1e-8)
     whole = relaxed_attention(q, k, v, 50.0, torch.ones(2, length, dtype=torch.float64))
     torch.testing.assert_close(whole, causal_attention(q, k, v, 50.0), rtol=1e-10, atol=1e-10)
@@ -104,7 +100,8 @@ def test_attention_is_its_formula(seed, length, scale):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_value_and_gradient_stay_finite_however_far_the_scores_lie_apart(dtype):
     """Keys of strength 0 whose scores exceed the only present key's by twice the softcap."""
-    q, k = torch.ones(1, 1, 6, 4, dtype=dtype) * 100, torch.ones(1, 1, 6, 4, dtype=dtype) * 100
+    q = torch.ones(1, 1, 6, 4, dtype=dtype) * 100
+    k = torch.ones(1, 1, 6, 4, dtype=dtype) * 100
     k[:, :, 0] *= -1
     q, k, v = (x.requires_grad_() for x in (q, k, torch.randn(1, 1, 6, 4, dtype=dtype)))
     strength = torch.tensor([[1.0, 0, 0, 0, 0, 0]], requires_grad=True)
@@ -114,13 +111,16 @@ def test_value_and_gradient_stay_finite_however_far_the_scores_lie_apart(dtype):
     assert all(x.grad.isfinite().all() for x in (q, k, v, strength))
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(seeds, st.integers(1, LENGTH - 1))
 def test_neither_byte_nor_strength_moves_an_earlier_output(seed, t):
     torch.manual_seed(seed)
-    lm, strength = small_lm(), random_strength(2, LENGTH)
-    action, symbol_BT = torch.ones(2, LENGTH, dtype=torch.long), torch.randint(256, (2, LENGTH))
-    other_strength, other_symbol_BT = strength.clone(), symbol_BT.clone()
+    lm = small_lm()
+    strength = random_strength(2, LENGTH)
+    action = torch.ones(2, LENGTH, dtype=torch.long)
+    symbol_BT = torch.randint(256, (2, LENGTH))
+    other_strength = strength.clone()
+    other_symbol_BT = symbol_BT.clone()
     other_strength[:, t] = (strength[:, t] + 0.5) % 1
     other_symbol_BT[:, t] = (symbol_BT[:, t] + 1) % 256
     before = lm.decode(lm.encode(symbol_BT), action, strength)
@@ -132,18 +132,20 @@ def test_neither_byte_nor_strength_moves_an_earlier_output(seed, t):
         assert not torch.allclose(after[:, t], before[:, t])
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(seeds, st.integers(1, 20))
 def test_the_moving_average_is_the_loop(seed, length):
     torch.manual_seed(seed)
     prob = random_strength(2, length).requires_grad_()
     x_BMD = torch.randn(2, length, 3, dtype=torch.float64, requires_grad=True)
-    z, loop = torch.zeros(2, 3, dtype=torch.float64), []
+    z = torch.zeros(2, 3, dtype=torch.float64)
+    loop = []
     for k in range(length):
         z = prob[:, k, None] * x_BMD[:, k] + (1 - prob[:, k, None]) * z
         loop.append(z)
-    got, expected = ema(prob, x_BMD), torch.stack(loop, 1)
-    torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
-    weight = torch.randn_like(got)
-    grads = [torch.autograd.grad((out * weight).sum(), (prob, x_BMD)) for out in (got, expected)]
+    actual = ema(prob, x_BMD)
+    expected = torch.stack(loop, 1)
+    torch.testing.assert_close(actual, expected, rtol=1e-12, atol=1e-12)
+    weight = torch.randn_like(actual)
+    grads = [torch.autograd.grad((out * weight).sum(), (prob, x_BMD)) for out in (actual, expected)]
     torch.testing.assert_close(*grads, rtol=1e-11, atol=1e-11)

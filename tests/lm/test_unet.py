@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from episodes import forced_first
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -33,46 +34,45 @@ def small_lm(**options):
     ).double()
 
 
-def forced_first(mask):
-    action_BN = torch.tensor(mask)
-    action_BN[:, 0] = 1
-    return action_BN
-
-
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(masks, st.integers(0, LENGTH - 1), seeds)
 def test_a_symbol_moves_no_earlier_output(mask, t, seed):
     torch.manual_seed(seed)
-    lm, action_BN = small_lm(), forced_first(mask)
+    lm = small_lm()
+    action_BN = forced_first(mask)
     symbol_BN = torch.randint(256, action_BN.shape)
     changed_BN = symbol_BN.clone()
     changed_BN[:, t] = (symbol_BN[:, t] + 1) % 256
-    before, after = lm(symbol_BN, action_BN), lm(changed_BN, action_BN)
+    before = lm(symbol_BN, action_BN)
+    after = lm(changed_BN, action_BN)
     torch.testing.assert_close(after[:, :t], before[:, :t], rtol=1e-10, atol=1e-10)
     assert not torch.allclose(after[:, t], before[:, t])
     early_before, early_after = (lm.early_exit(lm.encode(x)) for x in (symbol_BN, changed_BN))
     torch.testing.assert_close(early_after[:, :t], early_before[:, :t], rtol=1e-10, atol=1e-10)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(masks, st.integers(1, LENGTH - 1), seeds)
 def test_a_boundary_moves_no_earlier_output(mask, t, seed):
     torch.manual_seed(seed)
-    lm, action_BN = small_lm(), forced_first(mask)
+    lm = small_lm()
+    action_BN = forced_first(mask)
     symbol_BN = torch.randint(256, action_BN.shape)
     changed_BN = action_BN.clone()
     changed_BN[:, t] = 1 - action_BN[:, t]
-    before, after = lm(symbol_BN, action_BN), lm(symbol_BN, changed_BN)
+    before = lm(symbol_BN, action_BN)
+    after = lm(symbol_BN, changed_BN)
     torch.testing.assert_close(after[:, :t], before[:, :t], rtol=1e-10, atol=1e-10)
     assert not torch.allclose(after[:, t], before[:, t])
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(masks, seeds)
 def test_rows_and_padding_do_not_meet(mask, seed):
     """Rows have different numbers of tokens; each alone gives the same."""
     torch.manual_seed(seed)
-    lm, action_BN = small_lm(), forced_first(mask)
+    lm = small_lm()
+    action_BN = forced_first(mask)
     symbol_BN = torch.randint(256, action_BN.shape)
     together = lm(symbol_BN, action_BN)
     alone = [lm(symbol_BN[b : b + 1, : 9 + b], action_BN[b : b + 1, : 9 + b]) for b in range(2)]
@@ -80,12 +80,13 @@ def test_rows_and_padding_do_not_meet(mask, seed):
         torch.testing.assert_close(together[b : b + 1, : 9 + b], row, rtol=1e-10, atol=1e-10)
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(masks, st.sampled_from([2, 8, 128]), seeds)
 def test_padding_the_tokens_changes_nothing(mask, multiple, seed):
     """Padding to few different token lengths, for compiled layers, changes neither values nor gradients."""
     torch.manual_seed(seed)
-    lm, action_BN = small_lm(), forced_first(mask)
+    lm = small_lm()
+    action_BN = forced_first(mask)
     symbol_BN = torch.randint(256, action_BN.shape)
     trained = [p for name, p in lm.named_parameters() if "early" not in name]
     results = []
@@ -139,16 +140,17 @@ def test_tokens_stand_at_their_boundaries_byte_positions():
     action_BN = torch.tensor([[1, 0, 0, 1, 0, 0, 0, 0, 1, 1]])
     x_BND = lm.encode(torch.randint(256, action_BN.shape))
     token_BMD = select(x_BND, segment(action_BN))
-    byte_BM, index_BM = torch.tensor([[0, 3, 8, 9]]), torch.arange(4)[None]
+    byte_BM = torch.tensor([[0, 3, 8, 9]])
+    index_BM = torch.arange(4)[None]
     by_byte, by_index = (
         lm.apply_token_layers(token_BMD, position) for position in (byte_BM, index_BM)
     )
     assert not torch.allclose(by_byte, by_index)
     torch.testing.assert_close(lm.apply_token_layers(token_BMD, byte_BM + 5), by_byte)
-    seen = {}
-    lm.mid[-1].register_forward_hook(lambda layer, args, out: seen.setdefault("out", out))
+    outputs = {}
+    lm.mid[-1].register_forward_hook(lambda layer, args, out: outputs.setdefault("out", out))
     lm.decode(x_BND, action_BN)
-    torch.testing.assert_close(seen["out"][:, :4], by_byte)  # what follows is padding
+    torch.testing.assert_close(outputs["out"][:, :4], by_byte)  # what follows is padding
 
 
 def test_bfloat16_activations_are_close_to_float32():
@@ -157,12 +159,14 @@ def test_bfloat16_activations_are_close_to_float32():
     fine = UNet(config)
     coarse = UNet(config, compute_dtype=torch.bfloat16)
     coarse.load_state_dict(fine.state_dict())
-    symbol_BN, action_BN = torch.randint(256, (2, 30)), (torch.rand(2, 30) < 0.3).long()
+    symbol_BN = torch.randint(256, (2, 30))
+    action_BN = (torch.rand(2, 30) < 0.3).long()
     action_BN[:, 0] = 1
-    expected, got = fine(symbol_BN, action_BN), coarse(symbol_BN, action_BN)
-    assert got.dtype == torch.bfloat16
-    assert (got.float() - expected).std() < 0.05 * expected.std()
-    log_prob = coarse.codec.log_prob(got, symbol_BN)
+    expected = fine(symbol_BN, action_BN)
+    actual = coarse(symbol_BN, action_BN)
+    assert actual.dtype == torch.bfloat16
+    assert (actual.float() - expected).std() < 0.05 * expected.std()
+    log_prob = coarse.codec.log_prob(actual, symbol_BN)
     assert log_prob.dtype == torch.float32
     log_prob.sum().backward()
     assert all(
@@ -220,7 +224,8 @@ def test_another_codec_trains_without_any_other_change():
     losses = []
     for _ in range(3):
         data = reinforce()(rollout(lm, agent, walk_BN1))
-        late, early = -data[keys.LOG_LIKELIHOOD].mean(), -data[keys.LOG_LIKELIHOOD_EARLY].mean()
+        late = -data[keys.LOG_LIKELIHOOD].mean()
+        early = -data[keys.LOG_LIKELIHOOD_EARLY].mean()
         loss = late + 0.1 * early + 0.01 * data[keys.LOSS_POLICY].mean()
         optimizer.zero_grad()
         loss.backward()

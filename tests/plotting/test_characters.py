@@ -1,7 +1,7 @@
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenv.plotting.characters import Character, characters, escape
@@ -19,7 +19,6 @@ def plain(data: bytes) -> list[Character]:
     return characters(data, [0.5] * len(data), [False] * len(data))
 
 
-@settings(deadline=None)
 @given(SAMPLE)
 def test_byte_ranges_follow_one_another_and_cover_the_data(data):
     chars = plain(data)
@@ -27,7 +26,6 @@ def test_byte_ranges_follow_one_another_and_cover_the_data(data):
     assert b"".join(data[c.start : c.end] for c in chars) == data
 
 
-@settings(deadline=None)
 @given(SAMPLE)
 def test_characters_are_those_of_pythons_own_decoder(data):
     # surrogateescape keeps every byte it cannot decode, one by one, as one lone surrogate.
@@ -38,7 +36,6 @@ def test_characters_are_those_of_pythons_own_decoder(data):
     assert [c.text for c in plain(data)] == expected
 
 
-@settings(deadline=None)
 @given(st.data(), SAMPLE)
 def test_last_byte_gives_the_probability_and_any_byte_the_boundary(draw, data):
     n = len(data)
@@ -76,7 +73,6 @@ def test_what_has_no_visible_form_is_escaped(data, texts):
     assert [c.text for c in plain(data)] == texts
 
 
-@settings(deadline=None)
 @given(st.text(st.characters(exclude_categories=())))
 def test_escaped_text_cannot_control_a_terminal(text):
     shown = escape(text)

@@ -1,7 +1,7 @@
 import io
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from matplotlib import colormaps
 from matplotlib.colors import to_hex
@@ -46,7 +46,6 @@ def test_scale_must_be_an_increasing_pair(scale):
         level(0.5, scale)
 
 
-@settings(deadline=None)
 @given(st.binary(max_size=60))
 def test_no_control_character_reaches_the_terminal(data):
     assert not any((ord(c) < 32 and c != "\n") or 127 <= ord(c) < 160 for c in show(data))

@@ -27,10 +27,10 @@ def test_the_console_escapes_control_characters_everywhere() -> None:
     table.add_row(RED)
     shown.print(table)
     shown.print(summary_table({RED: RED}, RED))
-    told = out.getvalue()
-    assert told.startswith(f"page: {SHOWN}.html\n")
-    assert not any((ord(c) < 32 and c != "\n") or 127 <= ord(c) < 160 for c in told)
-    assert told.count("name") == 7
+    printed = out.getvalue()
+    assert printed.startswith(f"page: {SHOWN}.html\n")
+    assert not any((ord(c) < 32 and c != "\n") or 127 <= ord(c) < 160 for c in printed)
+    assert printed.count("name") == 7
 
 
 def test_csv_files_escape_control_characters(tmp_path: Path) -> None:
@@ -94,6 +94,6 @@ def test_a_closed_pipe_is_not_an_error(program: str, status: int) -> None:
     ) as process:
         os.close(writing)
         assert process.stderr is not None
-        said = process.stderr.read()
-    assert (process.returncode, said) == (status, "")
-    assert REPORT not in said
+        printed = process.stderr.read()
+    assert (process.returncode, printed) == (status, "")
+    assert REPORT not in printed

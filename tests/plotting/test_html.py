@@ -1,5 +1,5 @@
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pages import Page
 
@@ -12,15 +12,13 @@ def page(data: bytes, boundary: bool = False, **options) -> str:
     return segment_page({"p": chars}, title="t", facts={}, **options)
 
 
-@settings(deadline=None)
 @given(st.one_of(st.binary(max_size=40), st.text("<>&\"'\n a/{}%", max_size=40).map(str.encode)))
 def test_visible_characters_are_the_text(data):
     chars = characters(data, [0.5] * len(data), [True] * len(data))
-    found = Page(page(data))
-    assert found.texts == ["".join(c.text for c in chars)]
+    parsed = Page(page(data))
+    assert parsed.texts == ["".join(c.text for c in chars)]
 
 
-@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.sampled_from("ab\n"), st.sampled_from([0.0, 0.001, 0.5]), st.booleans()),
@@ -39,15 +37,15 @@ def test_stretches_of_one_colour_are_one_span_each(drawn):
 
 
 @pytest.mark.parametrize(
-    "evil", ["<script>alert(1)</script>", "\"'><b>", "a & b &lt;", "{{ 7*7 }}</style>"]
+    "markup", ["<script>alert(1)</script>", "\"'><b>", "a & b &lt;", "{{ 7*7 }}</style>"]
 )
-def test_everything_is_escaped(evil):
-    chars = characters(evil.encode(), [0.5] * len(evil), [False] * len(evil))
-    found = Page(segment_page({evil: chars}, title=evil, facts={evil: evil}))
-    assert found.texts == [evil]
-    assert found.cells == [evil, evil]
-    assert found.headings == [evil, evil, evil]
-    assert not found.tags & {"script", "b"}
+def test_everything_is_escaped(markup):
+    chars = characters(markup.encode(), [0.5] * len(markup), [False] * len(markup))
+    parsed = Page(segment_page({markup: chars}, title=markup, facts={markup: markup}))
+    assert parsed.texts == [markup]
+    assert parsed.cells == [markup, markup]
+    assert parsed.headings == [markup, markup, markup]
+    assert not parsed.tags & {"script", "b"}
 
 
 def test_page_loads_nothing():
@@ -101,10 +99,10 @@ def test_invalid_scale_is_rejected_without_text():
 
 
 def test_tables_follow_the_text_and_are_escaped():
-    evil = "<b>&"
-    found = Page(
-        segment_page({"p": []}, title="t", facts={}, tables={evil: [["a", "b"], [evil, "1"]]})
+    markup = "<b>&"
+    parsed = Page(
+        segment_page({"p": []}, title="t", facts={}, tables={markup: [["a", "b"], [markup, "1"]]})
     )
-    assert found.headings[-1] == evil
-    assert found.cells == ["a", "b", evil, "1"]
-    assert "b" not in found.tags
+    assert parsed.headings[-1] == markup
+    assert parsed.cells == ["a", "b", markup, "1"]
+    assert "b" not in parsed.tags

@@ -52,7 +52,8 @@ def rates(path: Path, title: str) -> None:
 
 
 def forecasts(path: Path, title: str) -> None:
-    history, rest = np.sin(STEPS / 9)[:150, None], np.sin(STEPS / 9)[150:, None]
+    history = np.sin(STEPS / 9)[:150, None]
+    rest = np.sin(STEPS / 9)[150:, None]
     quantiles = np.stack([rest - 1, rest, rest + 1])
     points = dict.fromkeys(("last value", "season 24", "mean", "dlinear"), rest + 0.5)
     each = ForecastExcerpt(

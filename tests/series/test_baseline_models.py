@@ -30,32 +30,33 @@ def test_naive_baselines_have_known_values():
     value_LC = np.stack([np.arange(24.0), np.arange(24.0) ** 2], 1)
     value_LC[22, 1] = np.nan
     batch = only(histories(value_LC, 7))  # 17 steps of history, from 7 on
-    found = {name: point(batch)[..., 0] for name, point in naive_baselines(7, 4).items()}
-    assert list(found) == ["last value", "season 4", "mean"]
-    assert found["last value"].tolist() == [[23.0] * 7, [529.0] * 7]
-    assert found["season 4"][0].tolist() == [20, 21, 22, 23, 20, 21, 22]
+    forecasts = {name: point(batch)[..., 0] for name, point in naive_baselines(7, 4).items()}
+    assert list(forecasts) == ["last value", "season 4", "mean"]
+    assert forecasts["last value"].tolist() == [[23.0] * 7, [529.0] * 7]
+    assert forecasts["season 4"][0].tolist() == [20, 21, 22, 23, 20, 21, 22]
     # the last value where one is missing
-    assert found["season 4"][1].tolist() == [400, 441, 529, 529, 400, 441, 529]
-    np.testing.assert_allclose(found["mean"][:, 3], [15, np.nanmean(value_LC[7:, 1])])
+    assert forecasts["season 4"][1].tolist() == [400, 441, 529, 529, 400, 441, 529]
+    np.testing.assert_allclose(forecasts["mean"][:, 3], [15, np.nanmean(value_LC[7:, 1])])
     assert list(naive_baselines(7, 1)) == ["last value", "mean"]
     assert (naive_baselines(7, 20)["season 20"](batch)[0, :, 0] == [23, 23, 23, 7, 8, 9, 10]).all()
 
 
 @pytest.mark.parametrize("period", [4, 7, 24])
 def test_the_season_is_found_under_noise_and_a_trend(period):
-    dice, step = np.random.default_rng(period), np.arange(600)
+    generator = np.random.default_rng(period)
+    step = np.arange(600)
     wave = np.sin(2 * np.pi * step / period)
-    value = 3 * wave + 0.3 * dice.normal(size=600).cumsum() + 0.1 * step
-    value[dice.random(600) < 0.1] = np.nan
+    value = 3 * wave + 0.3 * generator.normal(size=600).cumsum() + 0.1 * step
+    value[generator.random(600) < 0.1] = np.nan
     assert find_season(series(value), 100) == period
-    assert find_season(series(value, dice.normal(size=300)), 100) == period
+    assert find_season(series(value, generator.normal(size=300)), 100) == period
 
 
 def test_a_series_without_season_has_none():
-    dice = np.random.default_rng(0)
+    generator = np.random.default_rng(0)
     for value in (
-        dice.normal(size=500),
-        dice.normal(size=500).cumsum(),
+        generator.normal(size=500),
+        generator.normal(size=500).cumsum(),
         np.ones(500),
         np.arange(500.0),
         np.ones(3),
@@ -81,15 +82,17 @@ class Both(torch.nn.Module):
 
 def test_the_exact_solution_is_the_limit_of_training_dlinear():
     """Trained by gradients on the same windows for long, DLinear comes near its error and not below."""
-    dice = np.random.default_rng(0)
-    value_L = np.sin(np.arange(400) / 3) + 0.5 * dice.normal(size=400).cumsum()
+    generator = np.random.default_rng(0)
+    value_L = np.sin(np.arange(400) / 3) + 0.5 * generator.normal(size=400).cumsum()
     data = SeriesData([Recording("x", [""], value_L[:, None])], config().data)
     windows = data.windows("training")
     symbol_BN = windows.take(np.arange(len(windows))).symbol_BN
-    history, scale_B = symbol_BN[:, :16], symbol_BN[:, 0, 0, 2]
+    history = symbol_BN[:, :16]
+    scale_B = symbol_BN[:, 0, 0, 2]
     batch = ContextBatch(["x"] * len(windows), data.series * len(windows), history, [None] * len(windows), None,
                   torch.arange(len(windows)))  # fmt: skip
-    truth_BH, std = symbol_BN[:, 16:, 0, 0], float(data.series[0].std_C[0])
+    truth_BH = symbol_BN[:, 16:, 0, 0]
+    std = float(data.series[0].std_C[0])
     found_BH = torch.from_numpy(fit_dlinear(data, 8)(batch))[..., 0]
     least = ((found_BH - truth_BH) / std).square().mean().item()
     model = Both(16, 8)
@@ -113,11 +116,11 @@ def test_a_linear_model_forecasts_a_linear_series():
     value_L = np.sin(2 * np.pi * step / 8) + 0.5 * np.sin(2 * np.pi * step / 5)
     value_L[200:203] = np.nan
     data = SeriesData([Recording("x", [""], value_L[:, None])], config().data)
-    found = fit_dlinear(data, 8)
+    fitted = fit_dlinear(data, 8)
     batch = only(held_out_windows(data, 8, 20))
     others = [
         np.square(point(batch) - batch.truth_BHC).mean() for point in naive_baselines(8, 1).values()
     ]
-    assert np.square(found(batch) - batch.truth_BHC).mean() < 0.001 * min(others)
+    assert np.square(fitted(batch) - batch.truth_BHC).mean() < 0.001 * min(others)
     short = only(histories(value_L[:11, None], 8))
-    assert found(short).shape == (1, 8, 1)
+    assert fitted(short).shape == (1, 8, 1)

@@ -26,16 +26,18 @@ COVARIATES = {"past_covariates": ["wind"], "future_covariates": ["plan"], "futur
 
 def demand(steps=600, seed=0, name="a", first="2024-01-01"):
     """Return a series which follows a plan at once and the wind of the day before."""
-    dice = np.random.default_rng(seed)
-    plan, wind = dice.choice([-1.0, 1.0], steps), dice.normal(size=steps)
-    y = 3 * plan + np.roll(wind, 1) + 0.1 * dice.normal(size=steps)
+    generator = np.random.default_rng(seed)
+    plan = generator.choice([-1.0, 1.0], steps)
+    wind = generator.normal(size=steps)
+    y = 3 * plan + np.roll(wind, 1) + 0.1 * generator.normal(size=steps)
     ds = pd.date_range(first, periods=steps, freq="D")
     return pd.DataFrame({"unique_id": name, "ds": ds, "y": y, "wind": wind, "plan": 10 + 5 * plan})
 
 
 def run(folder, frame, **series):
     frame.to_csv(folder / "demand.csv", index=False)
-    horizon, symbols = HORIZON, 90_000
+    horizon = HORIZON
+    symbols = 90_000
     data = {
         "kind": "series",
         "source": str(folder / "demand.csv"),
@@ -60,34 +62,34 @@ def model(tmp_path_factory):
 
 
 def test_a_model_which_knows_the_plan_forecasts_better_than_any_without_it(model):
-    found = model.cross_validate(demand(300, 5), HORIZON, windows=40)
+    windows = model.cross_validate(demand(300, 5), HORIZON, windows=40)
     # The plan, drawn anew at every step, explains 3.0; the wind 1.0 of the first step.
-    assert (found["mean"] - found["y"]).std(ddof=0) < 1.3
+    assert (windows["mean"] - windows["y"]).std(ddof=0) < 1.3
 
 
 def test_rows_of_the_future_come_in_their_own_frame_or_at_the_end(model):
     full = [demand(80, 5), demand(50, 6, "b")]
     past = pd.concat([frame[:-HORIZON] for frame in full])
     future = pd.concat([frame[-HORIZON:] for frame in full])[["unique_id", "ds", "plan"]]
-    found = model.forecast(past, HORIZON, future=future)
-    assert found["ds"].tolist() == future["ds"].tolist()
-    pd.testing.assert_frame_equal(found, model.forecast(pd.concat([past, future]), HORIZON))
+    forecasts = model.forecast(past, HORIZON, future=future)
+    assert forecasts["ds"].tolist() == future["ds"].tolist()
+    pd.testing.assert_frame_equal(forecasts, model.forecast(pd.concat([past, future]), HORIZON))
     other = model.forecast(past, HORIZON, future=future.assign(plan=20 - future["plan"]))
     turned = -np.sign(future["plan"] - 10).to_numpy()
-    assert (turned * (other["mean"] - found["mean"]) > 0).mean() > 0.7
-    assert (other["mean"] - found["mean"]).abs().mean() > 2
+    assert (turned * (other["mean"] - forecasts["mean"]) > 0).mean() > 0.7
+    assert (other["mean"] - forecasts["mean"]).abs().mean() > 2
     known = model.cross_validate(full[0], HORIZON, windows=1)
-    np.testing.assert_allclose(known["mean"], found["mean"][:HORIZON], rtol=1e-5)
+    np.testing.assert_allclose(known["mean"], forecasts["mean"][:HORIZON], rtol=1e-5)
 
 
 def test_past_covariates_of_the_future_are_not_read(model):
     frame = demand(60)
     changed = frame.copy()
     changed.loc[57:, "wind"] = 99.0
-    found, other = (model.cross_validate(each, HORIZON)["mean"] for each in (frame, changed))
-    pd.testing.assert_series_equal(found, other)
+    mean, other = (model.cross_validate(each, HORIZON)["mean"] for each in (frame, changed))
+    pd.testing.assert_series_equal(mean, other)
     changed.loc[56, "wind"] = 99.0
-    assert (model.cross_validate(changed, HORIZON)["mean"] != found).any()
+    assert (model.cross_validate(changed, HORIZON)["mean"] != mean).any()
 
 
 def test_the_plan_is_standardised_as_in_training(model):

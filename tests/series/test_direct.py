@@ -72,7 +72,9 @@ def make_series(batch=2, seed=0):
 
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(3), Sampling(3, reward_only=True)])
 def test_likelihoods_are_the_direct_heads_at_the_end_of_the_history(sampling):
-    lm, agent, symbol_BN = make_lm(), make_agent(), make_series()
+    lm = make_lm()
+    agent = make_agent()
+    symbol_BN = make_series()
     td = rollout(lm, agent, symbol_BN, sampling)
     for one in [td] if sampling.num_samples is None else td:
         y_BLD = lm.decode_hidden(lm.encode(symbol_BN[:, :HISTORY]), one[keys.ACTION][:, :HISTORY])
@@ -90,7 +92,9 @@ def test_likelihoods_are_the_direct_heads_at_the_end_of_the_history(sampling):
 @pytest.mark.parametrize("linear_path", [0, HISTORY])
 @pytest.mark.parametrize("step", range(HISTORY, LENGTH))
 def test_no_boundary_and_no_forecast_knows_what_is_to_come(step, linear_path):
-    lm, agent, symbol_BN = make_lm(linear_path=linear_path), make_agent(), make_series()
+    lm = make_lm(linear_path=linear_path)
+    agent = make_agent()
+    symbol_BN = make_series()
     noise = torch.rand(2, LENGTH - 1).double()
     other_BN = symbol_BN.clone()
     other_BN[:, step, :, VALUE] += 1.0
@@ -104,11 +108,9 @@ def test_no_boundary_and_no_forecast_knows_what_is_to_come(step, linear_path):
 @pytest.mark.parametrize("residual", [False, True])
 def test_a_linear_path_moves_the_densities_by_what_it_predicts(residual):
     """Check against the map written out: sums over the framed values of the history, and a constant."""
-    lm, agent, symbol_BN = (
-        make_lm(residual=residual, linear_path=HISTORY),
-        make_agent(),
-        make_series(),
-    )
+    lm = make_lm(residual=residual, linear_path=HISTORY)
+    agent = make_agent()
+    symbol_BN = make_series()
     td = rollout(lm, agent, symbol_BN)
     y_BLD = lm.decode_hidden(lm.encode(symbol_BN[:, :HISTORY]), td[keys.ACTION][:, :HISTORY])
     plain = SeriesCodec(WIDTH)
@@ -146,14 +148,16 @@ def test_a_run_with_a_linear_path_begins_as_dlinear(tmp_path):
     run = load_run(str(tmp_path))
     of_run = load_series(run.config.data)
     for batch in held_out_windows(of_run, 8, 12).batches(4):
-        wanted_BHC = fit_dlinear(of_run, 8)(batch)
+        expected_BHC = fit_dlinear(of_run, 8)(batch)
         for horizon in (8, 5):
-            found = forecast(run.components, batch, horizon, direct=True).distribution.mean_BHC
-            np.testing.assert_allclose(found, wanted_BHC[:, :horizon], rtol=1e-4, atol=1e-4)
+            mean_BHC = forecast(run.components, batch, horizon, direct=True).distribution.mean_BHC
+            np.testing.assert_allclose(mean_BHC, expected_BHC[:, :horizon], rtol=1e-4, atol=1e-4)
 
 
 def test_the_last_value_of_the_history_moves_early_boundaries():
-    lm, agent, symbol_BN = make_lm(), make_agent(), make_series()
+    lm = make_lm()
+    agent = make_agent()
+    symbol_BN = make_series()
     other_BN = symbol_BN.clone()
     other_BN[:, HISTORY - 1, :, VALUE] += 1.0
     one, other = (
@@ -164,11 +168,14 @@ def test_the_last_value_of_the_history_moves_early_boundaries():
 
 
 def test_what_is_observed_before_any_decision_is_what_a_rollout_decides_by():
-    lm, agent, symbol_BN = make_lm(), make_agent(), make_series()
+    lm = make_lm()
+    agent = make_agent()
+    symbol_BN = make_series()
     noise = torch.rand(2, LENGTH - 1).double()
-    td, seen = rollout(lm, agent, symbol_BN, noise=noise), observe(lm, agent, symbol_BN)
-    assert torch.equal(seen[keys.DECISION_MASK], td[keys.DECISION_MASK])
-    assert torch.equal(agent.draw(seen, noise)[keys.ACTION], td[keys.ACTION])
+    td = rollout(lm, agent, symbol_BN, noise=noise)
+    observation = observe(lm, agent, symbol_BN)
+    assert torch.equal(observation[keys.DECISION_MASK], td[keys.DECISION_MASK])
+    assert torch.equal(agent.draw(observation, noise)[keys.ACTION], td[keys.ACTION])
 
 
 @pytest.mark.parametrize(
@@ -220,7 +227,9 @@ def test_what_a_direct_model_needs_is_asked_for(updates, message):
 
 
 def test_nothing_goes_step_by_step():
-    lm, agent, symbol_BN = make_lm(), make_agent(), make_series()
+    lm = make_lm()
+    agent = make_agent()
+    symbol_BN = make_series()
     with pytest.raises(
         ValueError, match=r"last 3 symbols of a sequence at once.*nothing to step by"
     ):
@@ -237,7 +246,9 @@ class World:
 
     def __init__(self):
         torch.manual_seed(1)
-        self.lm, self.agent, self.symbol_BN = make_lm(), make_agent(), make_series(batch=1)
+        self.lm = make_lm()
+        self.agent = make_agent()
+        self.symbol_BN = make_series(batch=1)
         self.inputs = [
             *self.agent.parameters(),
             *self.lm.codec.parameters(),
@@ -297,7 +308,8 @@ def test_standard_deviations_of_groups_bend_the_direction():
 
 
 def test_scored_again_it_is_the_same():
-    lm, agent = make_lm(), make_agent()
+    lm = make_lm()
+    agent = make_agent()
     td = rollout(lm, agent, make_series(), Sampling(2)).detach()
     again = rescore(lm, agent, td)
     assert_close(again[keys.ACTION_LOG_PROB], td[keys.ACTION_LOG_PROB])
@@ -323,10 +335,10 @@ def test_a_run_of_it_trains_forecasts_and_is_compared(series_settings, tmp_path,
     result = run_command("evaluate", ["with", "run=runs/1"])["sampled"]
     assert result["boundary_rate"] == pytest.approx(5 / 24)
     assert result["boundary_f1"] > 0
-    found = run_command(
+    scores = run_command(
         "forecast", ["with", "run=runs/1", "horizon=8", "direct=True", "samples=4", "windows=4"]
     )
-    assert found["crps"] > 0
+    assert scores["crps"] > 0
     with pytest.raises(ValueError, match="horizon = 6: expected 8"):
         run_command("forecast", ["with", "run=runs/1", "horizon=6", "direct=True"])
     with pytest.raises(ValueError, match="direct = False: this model"):

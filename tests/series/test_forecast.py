@@ -9,6 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny import overrides
 
 from tokenv.agents.learned import Learned
 from tokenv.cli.main import run_command
@@ -94,7 +95,7 @@ def test_intervals_of_samples_have_their_coverage():
     assert inside.mean() == pytest.approx(0.8, abs=4 * (0.16 / 40_000) ** 0.5)
 
 
-@settings(deadline=None, max_examples=5)
+@settings(max_examples=5)
 @given(shift=st.floats(-50, 50), scale=st.floats(0.1, 20))
 def test_forecasts_shift_and_scale_with_the_data(parts, shift, scale):
     value_LC = np.random.default_rng(0).normal(size=(19, 2)).cumsum(0)
@@ -103,7 +104,8 @@ def test_forecasts_shift_and_scale_with_the_data(parts, shift, scale):
         generator = torch.Generator().manual_seed(1)
         return forecast(parts, only(histories(value, 5)), 5, samples=3, generator=generator)
 
-    plain, moved = continued(value_LC), continued(shift + scale * value_LC)
+    plain = continued(value_LC)
+    moved = continued(shift + scale * value_LC)
     assert plain.distribution.sample_BSHC.shape == (2, 3, 5, 1)
     np.testing.assert_allclose(
         moved.distribution.sample_BSHC,
@@ -117,19 +119,19 @@ def test_forecasts_shift_and_scale_with_the_data(parts, shift, scale):
 
 def test_there_is_one_held_out_window_per_step_of_the_test_range():
     data = load_series(config().data)
-    found = only(held_out_windows(data, 8))
+    batch = only(held_out_windows(data, 8))
     border = data.series[0].borders
-    assert len(found.names) == 3 * (border.test - border.validation - 8 + 1)
-    assert [int(name.rpartition(" ")[2]) for name in found.names[:2]] == [
+    assert len(batch.names) == 3 * (border.test - border.validation - 8 + 1)
+    assert [int(name.rpartition(" ")[2]) for name in batch.names[:2]] == [
         border.validation - 16,
         border.validation - 15,
     ]
-    both_NC = np.concatenate([found.symbol_BL[0, :, :, 0].numpy(), found.truth_BHC[0]])
+    both_NC = np.concatenate([batch.symbol_BL[0, :, :, 0].numpy(), batch.truth_BHC[0]])
     np.testing.assert_allclose(
         both_NC, data.series[0].value_LC[border.validation - 16 : border.validation + 8]
     )
     some = held_out_windows(data, 8, 6)
-    assert (len(some), some.total) == (6, len(found.names))
+    assert (len(some), some.total) == (6, len(batch.names))
     assert len({s.name for s in only(some).series}) == 3
     assert len(only(some).cluster_B.unique()) in (3, 6)
 
@@ -139,8 +141,10 @@ def test_there_is_one_held_out_window_per_step_of_the_test_range():
 def test_direct_forecasts_equal_the_densities_of_the_direct_head(residual, density):
     """In units of the frame: location (or the last value) plus scale times the density's own quantile."""
     parts = parts_with(horizon=6, residual=residual, density=density)
-    codec, value_LC = parts.lm.codec, 100 + np.random.default_rng(0).normal(size=(24, 3)).cumsum(0)
-    batch, probabilities = only(histories(value_LC, 5)), [0.05, 0.3, 0.5, 0.9]
+    codec = parts.lm.codec
+    value_LC = 100 + np.random.default_rng(0).normal(size=(24, 3)).cumsum(0)
+    batch = only(histories(value_LC, 5))
+    probabilities = [0.05, 0.3, 0.5, 0.9]
     made = forecast(parts, batch, 5, direct=True)
     assert isinstance(made.distribution, ParametricForecast)
     quantile_BQHC = made.distribution.quantile(probabilities)
@@ -182,11 +186,11 @@ def test_a_rate_conditioned_model_forecasts_at_the_given_rate(direct):
     made = parts_with(horizon=6)
     made.agent = Learned(16, window=1, rates=RateRange(0.1, 0.6)).double().eval()
     batch = only(histories(np.random.default_rng(0).normal(size=(60, 4)).cumsum(0), 6))
-    told = {}
+    by_rate = {}
     for rate in (None, RateRange(0.1, 0.6).mean, 0.1, 0.9):
-        found = forecast(made, batch, 6, EvalOptions(rate=rate), samples=3, direct=direct)
-        told[rate] = found.boundary_BL.mean(), found.distribution.mean_BHC
-    own, mean, few, many = told.values()
+        result = forecast(made, batch, 6, EvalOptions(rate=rate), samples=3, direct=direct)
+        by_rate[rate] = result.boundary_BL.mean(), result.distribution.mean_BHC
+    own, mean, few, many = by_rate.values()
     assert (own[1] == mean[1]).all()
     assert few[0] < mean[0] < many[0]
     assert (few[1] != many[1]).any()
@@ -194,15 +198,14 @@ def test_a_rate_conditioned_model_forecasts_at_the_given_rate(direct):
 
 def test_windows_in_batches_equal_all_at_once():
     """Forecasts and scores, to rounding: noise is drawn window by window."""
-    parts, found = parts_with(horizon=8), held_out_windows(load_series(config().data), 8)
+    parts = parts_with(horizon=8)
+    windows = held_out_windows(load_series(config().data), 8)
     scored = []
     for size in (1000, 16, 7):
-        generator, scores, quantiles = (
-            torch.Generator().manual_seed(3),
-            ScoreAccumulator([0.1, 0.5, 0.9]),
-            [],
-        )
-        for batch in found.batches(size):
+        generator = torch.Generator().manual_seed(3)
+        scores = ScoreAccumulator([0.1, 0.5, 0.9])
+        quantiles = []
+        for batch in windows.batches(size):
             made = forecast(parts, batch, 8, generator=generator, direct=True)
             quantiles.append(made.distribution.quantile([0.1, 0.5, 0.9]))
             points = {name: point(batch) for name, point in naive_baselines(8, 5).items()}
@@ -232,10 +235,10 @@ def test_histories_are_as_long_as_the_model_allows():
     for horizon in (0, 16, 100):
         with pytest.raises(ValueError, match=rf"horizon = {horizon}: expected 1 to 15"):
             history_steps(config(), horizon)
-    found = only(histories(np.arange(60.0).reshape(30, 2), 10))
-    assert found.names == ["a", "b"]
-    assert found.symbol_BL.shape == (2, 14, 1, 5)
-    assert found.symbol_BL[1, :, 0, 0].tolist() == list(np.arange(33.0, 60.0, 2))
+    batch = only(histories(np.arange(60.0).reshape(30, 2), 10))
+    assert batch.names == ["a", "b"]
+    assert batch.symbol_BL.shape == (2, 14, 1, 5)
+    assert batch.symbol_BL[1, :, 0, 0].tolist() == list(np.arange(33.0, 60.0, 2))
     with pytest.raises(
         ValueError, match=r"x\.csv has 1 rows: expected more than .* full history of 14"
     ):
@@ -263,32 +266,30 @@ def test_the_command(tiny_settings, tmp_path, monkeypatch, capsys):
         | SERIES
         | {"validation": {"every_symbols": 2000, "sequences": 4, "batch_size": 4}}
     )
-    words = [
-        f"{section}.{key}={value}" for section, of in settings.items() for key, value in of.items()
-    ]
+    words = overrides(settings)
     run_command("train", ["with", *words])
-    found = run_command(
+    scores = run_command(
         "forecast",
         ["with", "run=runs/1", "horizon=6", "samples=4", "windows=2", "season=5", "json=f.json"],
     )
-    told = json.loads((tmp_path / "f.json").read_text())
-    assert told["scores"] == json.loads(json.dumps(found))
-    assert len(told["forecasts"]) == 2
+    stored = json.loads((tmp_path / "f.json").read_text())
+    assert stored["scores"] == json.loads(json.dumps(scores))
+    assert len(stored["forecasts"]) == 2
     assert [
-        len(each) for each in (told["forecasts"][0]["mean"], told["forecasts"][0]["truth"])
+        len(each) for each in (stored["forecasts"][0]["mean"], stored["forecasts"][0]["truth"])
     ] == [6, 6]
-    assert list(told["forecasts"][0]["quantiles"]) == ["0.1", "0.5", "0.9"]
-    assert found["windows"] == 2
-    assert found["crps"] > 0
-    assert list(found["against"]) == ["last value", "season 5", "mean"]
-    said = capsys.readouterr()
+    assert list(stored["forecasts"][0]["quantiles"]) == ["0.1", "0.5", "0.9"]
+    assert scores["windows"] == 2
+    assert scores["crps"] > 0
+    assert list(scores["against"]) == ["last value", "season 5", "mean"]
+    printed = capsys.readouterr()
     for words in (
         "against what came",
         "against season 5",
         "of 4 drawn continuations",
         "2 of 105 windows, 6 steps",
     ):
-        assert words in " ".join(said.out.split())
+        assert words in " ".join(printed.out.split())
     rows = "date,a,b\n" + "".join(
         f"2020-01-{day:02} 00:00:00,{day},{-day}\n" for day in range(1, 29)
     )
@@ -297,11 +298,11 @@ def test_the_command(tiny_settings, tmp_path, monkeypatch, capsys):
         "forecast", ["with", "run=runs/1", "csv=my.csv", "horizon=6", "samples=4", "out=mine"]
     )
     with (tmp_path / "mine.csv").open() as file:
-        told = list(csv.DictReader(file))
-    assert [row["series"] for row in told] == ["a"] * 6 + ["b"] * 6
-    assert [row["column"] for row in told] == ["a"] * 6 + ["b"] * 6
-    assert told[0]["date"] == "2020-01-29 00:00:00"
-    assert all(float(row["q0.1"]) <= float(row["q0.5"]) <= float(row["q0.9"]) for row in told)
+        stored = list(csv.DictReader(file))
+    assert [row["series"] for row in stored] == ["a"] * 6 + ["b"] * 6
+    assert [row["column"] for row in stored] == ["a"] * 6 + ["b"] * 6
+    assert stored[0]["date"] == "2020-01-29 00:00:00"
+    assert all(float(row["q0.1"]) <= float(row["q0.5"]) <= float(row["q0.9"]) for row in stored)
     assert (tmp_path / "mine.png").stat().st_size > 5000
     with pytest.raises(
         ValueError, match=r"direct head is missing: train one with codec\.horizon=6"
@@ -327,11 +328,7 @@ def test_the_command(tiny_settings, tmp_path, monkeypatch, capsys):
 
 def test_text_has_no_forecast(tiny_settings, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = [
-        f"{section}.{key}={value}"
-        for section, of in tiny_settings.items()
-        for key, value in of.items()
-    ]
+    words = overrides(tiny_settings)
     run_command("train", ["with", *words])
     with pytest.raises(
         ValueError, match="expected a run of series, for this command can use no other"

@@ -35,14 +35,14 @@ def model(tmp_path_factory):
 
 
 def long(**lengths):
-    dice = np.random.default_rng(0)
+    generator = np.random.default_rng(0)
     return pd.concat(
         [
             pd.DataFrame(
                 {
                     "unique_id": name,
                     "ds": pd.date_range("2024-01-30", periods=length, freq="D"),
-                    "y": dice.normal(size=length).cumsum(),
+                    "y": generator.normal(size=length).cumsum(),
                 }
             )
             for name, length in lengths.items()
@@ -53,36 +53,36 @@ def long(**lengths):
 
 def test_many_series_of_different_length_are_continued(model):
     frame = long(b=60, a=20, c=45)
-    found = model.forecast(frame, horizon=5, quantiles=[0.05, 0.5, 0.95])
-    assert list(found.columns) == ["unique_id", "ds", "mean", "q0.05", "q0.5", "q0.95"]
-    assert found["unique_id"].tolist() == [name for name in "bac" for _ in range(5)]
-    assert found["ds"].tolist() == [
+    forecasts = model.forecast(frame, horizon=5, quantiles=[0.05, 0.5, 0.95])
+    assert list(forecasts.columns) == ["unique_id", "ds", "mean", "q0.05", "q0.5", "q0.95"]
+    assert forecasts["unique_id"].tolist() == [name for name in "bac" for _ in range(5)]
+    assert forecasts["ds"].tolist() == [
         day
         for length in (60, 20, 45)
         for day in pd.date_range("2024-01-30", periods=length + 5, freq="D")[length:]
     ]
-    assert (found["q0.05"] < found["q0.5"]).all()
-    assert (found["q0.5"] < found["q0.95"]).all()
+    assert (forecasts["q0.05"] < forecasts["q0.5"]).all()
+    assert (forecasts["q0.5"] < forecasts["q0.95"]).all()
     alone = model.forecast(frame[frame["unique_id"] == "a"], horizon=5, quantiles=[0.5])
     assert alone.shape == (5, 4)
     pd.testing.assert_frame_equal(
-        found, model.forecast(frame, horizon=5, quantiles=[0.05, 0.5, 0.95])
+        forecasts, model.forecast(frame, horizon=5, quantiles=[0.05, 0.5, 0.95])
     )
 
 
 def test_wide_frames_and_those_without_dates(model):
     wide = long(b=60, a=60).pivot(index="ds", columns="unique_id", values="y")
-    found = model.forecast(wide, horizon=4, samples=8, direct=False)
-    assert found["unique_id"].tolist() == ["a"] * 4 + ["b"] * 4
-    assert found["ds"].iloc[0] == wide.index[-1] + pd.Timedelta(days=1)
-    assert np.isfinite(found[["mean", "q0.1", "q0.5", "q0.9"]].to_numpy()).all()
+    forecasts = model.forecast(wide, horizon=4, samples=8, direct=False)
+    assert forecasts["unique_id"].tolist() == ["a"] * 4 + ["b"] * 4
+    assert forecasts["ds"].iloc[0] == wide.index[-1] + pd.Timedelta(days=1)
+    assert np.isfinite(forecasts[["mean", "q0.1", "q0.5", "q0.9"]].to_numpy()).all()
 
 
 @given(
     st.permutations(range(90)),
     st.sampled_from(["int64", "int32", "float64", "object", "category", "str"]),
 )
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 def test_rows_in_any_order_and_names_of_any_type(model, order, kind):
     """A shuffled frame is forecast as the sorted one is; the series come in its order, with names of its type."""
     frame = (
@@ -92,14 +92,12 @@ def test_rows_in_any_order_and_names_of_any_type(model, order, kind):
     )
     shuffled = frame.iloc[order]
     for method, options in ((model.forecast, {}), (model.cross_validate, {"windows": 2})):
-        expected, found = (
-            method(frame, 5, samples=4, **options),
-            method(shuffled, 5, samples=4, **options),
-        )
-        assert found["unique_id"].dtype == expected["unique_id"].dtype == frame["unique_id"].dtype
-        assert found["unique_id"].unique().tolist() == shuffled["unique_id"].unique().tolist()
+        expected = method(frame, 5, samples=4, **options)
+        actual = method(shuffled, 5, samples=4, **options)
+        assert actual["unique_id"].dtype == expected["unique_id"].dtype == frame["unique_id"].dtype
+        assert actual["unique_id"].unique().tolist() == shuffled["unique_id"].unique().tolist()
         by = ["unique_id", *(["cutoff"] if options else []), "ds"]
-        a, b = (each.sort_values(by, ignore_index=True)[by] for each in (expected, found))
+        a, b = (each.sort_values(by, ignore_index=True)[by] for each in (expected, actual))
         pd.testing.assert_frame_equal(a, b)
 
 
@@ -173,23 +171,23 @@ def test_mistakes_are_reported(model):
 def test_a_window_is_forecast_as_a_frame_which_ends_at_its_cutoff(model, direct):
     frame = long(b=70, a=52)
     options = {"quantiles": [0.1, 0.9], "samples": 6, "direct": direct}
-    found = model.cross_validate(frame, 5, **options)
-    assert list(found.columns) == ["unique_id", "ds", "cutoff", "y", "mean", "q0.1", "q0.9"]
-    seen = pd.concat([each[:-5] for _, each in frame.groupby("unique_id", sort=False)])
+    windows = model.cross_validate(frame, 5, **options)
+    assert list(windows.columns) == ["unique_id", "ds", "cutoff", "y", "mean", "q0.1", "q0.9"]
+    history = pd.concat([each[:-5] for _, each in frame.groupby("unique_id", sort=False)])
     pd.testing.assert_frame_equal(
-        found.drop(columns=["cutoff", "y"]), model.forecast(seen, 5, **options)
+        windows.drop(columns=["cutoff", "y"]), model.forecast(history, 5, **options)
     )
-    last = seen.groupby("unique_id")["ds"].max()
-    assert (found["cutoff"] == found["unique_id"].map(last)).all()
+    last = history.groupby("unique_id")["ds"].max()
+    assert (windows["cutoff"] == windows["unique_id"].map(last)).all()
 
 
 def test_windows_hold_the_truth_in_the_order_of_series_and_cutoffs(model):
     frame = long(b=70, a=52)
-    found = model.cross_validate(frame, 5, windows=3, step=4)
-    assert found["unique_id"].tolist() == ["b"] * 15 + ["a"] * 15
-    assert found.groupby("unique_id")["cutoff"].is_monotonic_increasing.all()
-    both = found.merge(frame, on=["unique_id", "ds"], suffixes=("", " given"))
-    assert len(both) == len(found)
+    forecasts = model.cross_validate(frame, 5, windows=3, step=4)
+    assert forecasts["unique_id"].tolist() == ["b"] * 15 + ["a"] * 15
+    assert forecasts.groupby("unique_id")["cutoff"].is_monotonic_increasing.all()
+    both = forecasts.merge(frame, on=["unique_id", "ds"], suffixes=("", " given"))
+    assert len(both) == len(forecasts)
     assert (both["y"] == both["y given"]).all()
 
 
@@ -205,10 +203,10 @@ def test_windows_without_dates_have_numbers_of_rows(model):
     options = replace(model.config.data.options, date=None)
     undated = replace(model.config, data=replace(model.config.data, options=options))
     undated_model = tokenv.SeriesModel(replace(model._trained, config=undated))
-    found = undated_model.cross_validate(wide, 4, windows=2, quantiles=(0.1, 0.9), samples=5)
-    assert found["unique_id"].tolist() == ["a"] * 8 + ["b"] * 8
-    assert found["y"].tolist()[:8] == found["ds"].tolist()[:8] == list(range(52, 60))
-    assert found["cutoff"].tolist()[:8] == [51] * 4 + [55] * 4
+    forecasts = undated_model.cross_validate(wide, 4, windows=2, quantiles=(0.1, 0.9), samples=5)
+    assert forecasts["unique_id"].tolist() == ["a"] * 8 + ["b"] * 8
+    assert forecasts["y"].tolist()[:8] == forecasts["ds"].tolist()[:8] == list(range(52, 60))
+    assert forecasts["cutoff"].tolist()[:8] == [51] * 4 + [55] * 4
 
 
 def test_windows_that_do_not_fit_are_refused(model):
@@ -226,7 +224,7 @@ def test_windows_that_do_not_fit_are_refused(model):
 
 
 def scored(margin_of, rows=40):
-    dice = np.random.default_rng(1)
+    generator = np.random.default_rng(1)
     parts = [
         pd.DataFrame(
             {
@@ -234,7 +232,7 @@ def scored(margin_of, rows=40):
                 "mean": 0.0,
                 "q0.1": -1.0,
                 "q0.9": 1.0,
-                "y": margin * dice.normal(size=rows),
+                "y": margin * generator.normal(size=rows),
             }
         )
         for name, margin in margin_of.items()
@@ -246,10 +244,12 @@ def scored(margin_of, rows=40):
 @pytest.mark.parametrize(("lower", "upper"), [("q0.1", "q0.9"), ("mean", "mean")])
 def test_conformal_intervals_cover_exactly_the_rank_of_their_scores(level, lower, upper):
     table = scored({"a": 0.1, "b": 3.0})
-    found = tokenv.conformal_intervals(table, table, level=level, lower=lower, upper=upper)
-    inside = table["y"].between(found[f"mean-lo-{level}"] - 1e-9, found[f"mean-hi-{level}"] + 1e-9)
+    intervals = tokenv.conformal_intervals(table, table, level=level, lower=lower, upper=upper)
+    inside = table["y"].between(
+        intervals[f"mean-lo-{level}"] - 1e-9, intervals[f"mean-hi-{level}"] + 1e-9
+    )
     rank = int(np.ceil(41 * level / 100))
-    assert (found[f"mean-lo-{level}"] <= found[f"mean-hi-{level}"]).all()
+    assert (intervals[f"mean-lo-{level}"] <= intervals[f"mean-hi-{level}"]).all()
     for name, share in inside.groupby(table["unique_id"]).sum().items():
         # a's interval would have shrunk below its middle
         assert share == rank or (name == "a" and share > rank)
@@ -257,24 +257,27 @@ def test_conformal_intervals_cover_exactly_the_rank_of_their_scores(level, lower
 
 def test_conformal_coverage_of_exchangeable_rows_is_the_level():
     """Check the mean coverage over many calibrations: between the level and the level + 1 / (n + 1)."""
-    dice, level, n, found = np.random.default_rng(0), 80, 9, []
+    generator = np.random.default_rng(0)
+    level = 80
+    n = 9
+    coverages = []
     for _ in range(400):
         draw = pd.DataFrame(
-            {"unique_id": "a", "q0.1": 0.0, "q0.9": 0.0, "y": dice.normal(size=n + 50)}
+            {"unique_id": "a", "q0.1": 0.0, "q0.9": 0.0, "y": generator.normal(size=n + 50)}
         )
         future = tokenv.conformal_intervals(draw[n:], draw[:n], level=level)
-        found.append(future["y"].between(future["mean-lo-80"], future["mean-hi-80"]).mean())
-    assert np.mean(found) == pytest.approx(0.8, abs=0.03)
+        coverages.append(future["y"].between(future["mean-lo-80"], future["mean-hi-80"]).mean())
+    assert np.mean(coverages) == pytest.approx(0.8, abs=0.03)
 
 
 def test_a_library_scores_frames_as_they_are(model):
     """Check against utilsforecast: squared errors of the mean, and the share of values inside conformal intervals."""
     known = model.cross_validate(long(a=120, b=90), 5, windows=12)
-    found = tokenv.conformal_intervals(known, known, level=75).drop(columns="cutoff")
-    score = evaluate(found, [mse, coverage], ["mean"], level=[75]).set_index(
+    intervals = tokenv.conformal_intervals(known, known, level=75).drop(columns="cutoff")
+    score = evaluate(intervals, [mse, coverage], ["mean"], level=[75]).set_index(
         ["metric", "unique_id"]
     )["mean"]
-    for name, of_series in found.groupby("unique_id"):
+    for name, of_series in intervals.groupby("unique_id"):
         assert score["mse", name] == pytest.approx(
             np.square(of_series["mean"] - of_series["y"]).mean()
         )
@@ -319,7 +322,8 @@ def test_a_direct_model_forecasts_any_shorter_horizon(tmp_path):
     of = tiny_settings(loss={"early": 0.0})
     of |= {"data": data, "codec": {"name": "series", "horizon": 6, "direct": True}}
     train(resolve([], of), tmp_path / "checkpoints", lambda *_: None)
-    model, frame = tokenv.load(tmp_path), long(a=60)
+    model = tokenv.load(tmp_path)
+    frame = long(a=60)
     six, four = (model.forecast(frame, horizon) for horizon in (6, 4))
     pd.testing.assert_frame_equal(six[:4], four)
     assert len(model.cross_validate(frame, 4, windows=2)) == 8

@@ -111,8 +111,8 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_a_text_model_is_trained_used_and_measured_without_series(without_series: Path) -> None:
-    found = run(without_series, "-c", "import tokenv.data; print(tokenv.data.__file__)").stdout
-    assert found.startswith(str(without_series))
+    location = run(without_series, "-c", "import tokenv.data; print(tokenv.data.__file__)").stdout
+    assert location.startswith(str(without_series))
     assert not (without_series / "tokenv" / "series").exists()
     for program in (TRAIN, USE, MEASURE):
         done = run(without_series, "-c", program)

@@ -29,16 +29,16 @@ def batch_of(truth_BHC, scale=1.0, clusters=None):
     )
 
 
-def rows(law, chosen):
-    return SampleForecast(law.sample_BSHC[chosen])
+def rows(forecast, chosen):
+    return SampleForecast(forecast.sample_BSHC[chosen])
 
 
-def added(law, batch, points, parts):
+def added(forecast, batch, points, parts):
     scores = ScoreAccumulator(QUANTILES)
     for chosen in parts:
         some = ContextBatch(batch.names[chosen], batch.series[chosen], batch.symbol_BL[chosen], batch.date_BN[chosen],
                      batch.truth_BHC[chosen], batch.cluster_B[chosen])  # fmt: skip
-        mine = rows(law, chosen)
+        mine = rows(forecast, chosen)
         scores.add(
             mine,
             mine.quantile(QUANTILES),
@@ -49,30 +49,34 @@ def added(law, batch, points, parts):
 
 
 def test_batches_add_up_and_leave_out_missing_values():
-    dice = np.random.default_rng(0)
-    law, truth_BHC = SampleForecast(dice.normal(size=(9, 5, 4, 2))), dice.normal(size=(9, 4, 2))
+    generator = np.random.default_rng(0)
+    forecast = SampleForecast(generator.normal(size=(9, 5, 4, 2)))
+    truth_BHC = generator.normal(size=(9, 4, 2))
     truth_BHC[0, 2:] = np.nan
     truth_BHC[3] = np.nan
     points = {"zero": np.zeros((9, 4, 2))}
     batch = batch_of(truth_BHC, scale=2.0, clusters=[0, 0, 1, 1, 2, 2, 2, 3, 3])
-    whole = added(law, batch, points, [slice(None)])
+    whole = added(forecast, batch, points, [slice(None)])
     for parts in ([slice(0, 4), slice(4, 9)], [slice(i, i + 1) for i in range(9)]):
-        found = added(law, batch, points, parts)
-        assert found.against == whole.against
+        scores = added(forecast, batch, points, parts)
+        assert scores.against == whole.against
         np.testing.assert_allclose(
-            [*vars(found).values()][:7], [*vars(whole).values()][:7], rtol=1e-12
+            [*vars(scores).values()][:7], [*vars(whole).values()][:7], rtol=1e-12
         )
-        assert (found.below, found.inside, found.inside_error) == (
+        assert (scores.below, scores.inside, scores.inside_error) == (
             whole.below,
             whole.inside,
             whole.inside_error,
         )
-    squares, inside = [], []
+    squares = []
+    inside = []
     for row in (0, 1, 2, 4, 5, 6, 7, 8):
-        seen = slice(0, 2) if row == 0 else slice(None)
-        squares.append(np.square((law.sample_BSHC[row].mean(0) - truth_BHC[row])[seen] / 2).mean())
-        low, high = np.quantile(law.sample_BSHC[row], [0.1, 0.9], axis=0, method="weibull")
-        inside.append(((low <= truth_BHC[row]) & (truth_BHC[row] <= high))[seen].mean())
+        present = slice(0, 2) if row == 0 else slice(None)
+        squares.append(
+            np.square((forecast.sample_BSHC[row].mean(0) - truth_BHC[row])[present] / 2).mean()
+        )
+        low, high = np.quantile(forecast.sample_BSHC[row], [0.1, 0.9], axis=0, method="weibull")
+        inside.append(((low <= truth_BHC[row]) & (truth_BHC[row] <= high))[present].mean())
     assert whole.windows == 8
     assert whole.mse == pytest.approx(np.mean(squares))
     assert whole.inside == pytest.approx(np.mean(inside))
@@ -83,51 +87,55 @@ def test_batches_add_up_and_leave_out_missing_values():
 
 def test_a_true_density_has_its_coverage():
     """Standard normal densities, and values drawn from them: coverage, scores and skill in closed form."""
-    count, codec = 4000, SeriesCodec(4, density="gaussian")
+    count = 4000
+    codec = SeriesCodec(4, density="gaussian")
     raw = torch.zeros(count, 5, 2, dtype=torch.float64)
     raw[..., 1] = np.log(np.expm1(1 - 1e-3)) - np.log(np.e - 1)  # a scale of one
-    law = ParametricForecast(
+    forecast = ParametricForecast(
         codec, raw, torch.full((count, 1, 1), 3.0).double(), torch.full((count, 1, 1), 2.0).double()
     )
     truth_BHC = 3 + 2 * np.random.default_rng(0).normal(size=(count, 5, 1))
     scores = ScoreAccumulator(QUANTILES)
     scores.add(
-        law,
-        law.quantile(QUANTILES),
+        forecast,
+        forecast.quantile(QUANTILES),
         batch_of(truth_BHC, scale=2.0),
         {"far": np.full((count, 5, 1), 5.0)},
     )
-    found = scores.result()
+    result = scores.result()
     np.testing.assert_allclose(
-        law.quantile(QUANTILES)[0, :, 0, 0], 3 + 2 * norm.ppf(QUANTILES), rtol=1e-12
+        forecast.quantile(QUANTILES)[0, :, 0, 0], 3 + 2 * norm.ppf(QUANTILES), rtol=1e-12
     )
-    np.testing.assert_allclose(found.below, QUANTILES, atol=4 * 0.5 / 20_000**0.5)
-    assert found.inside == pytest.approx(0.8, abs=4 * found.inside_error)
-    assert 0 < found.inside_error < 0.005
-    assert found.mse == pytest.approx(1, abs=4 * found.mse_error)
-    assert found.crps == pytest.approx(1 / np.sqrt(np.pi), abs=4 * found.crps_error)
-    assert found.against["far"].skill_mse == pytest.approx(0.5, abs=0.02)
-    assert found.against["far"].z_score > 20
+    np.testing.assert_allclose(result.below, QUANTILES, atol=4 * 0.5 / 20_000**0.5)
+    assert result.inside == pytest.approx(0.8, abs=4 * result.inside_error)
+    assert 0 < result.inside_error < 0.005
+    assert result.mse == pytest.approx(1, abs=4 * result.mse_error)
+    assert result.crps == pytest.approx(1 / np.sqrt(np.pi), abs=4 * result.crps_error)
+    assert result.against["far"].skill_mse == pytest.approx(0.5, abs=0.02)
+    assert result.against["far"].z_score > 20
 
 
 def test_too_few_windows_are_reported():
-    dice = np.random.default_rng(1)
-    law, truth_BHC = SampleForecast(dice.normal(size=(6, 30, 4, 1))), dice.normal(size=(6, 4, 1))
-    near = law.mean_BHC + 0.01 * dice.normal(size=(6, 4, 1))
-    found = added(law, batch_of(truth_BHC), {"near": near, "far": near + 50}, [slice(None)])
-    (said,) = warnings_of(found, 100)
-    assert "6 of 100 windows do not distinguish the model from near:" in said
-    assert warnings_of(found, 6) == []
-    one = added(law, batch_of(truth_BHC, clusters=[0] * 6), {"far": near + 50}, [slice(None)])
+    generator = np.random.default_rng(1)
+    forecast = SampleForecast(generator.normal(size=(6, 30, 4, 1)))
+    truth_BHC = generator.normal(size=(6, 4, 1))
+    near = forecast.mean_BHC + 0.01 * generator.normal(size=(6, 4, 1))
+    result = added(forecast, batch_of(truth_BHC), {"near": near, "far": near + 50}, [slice(None)])
+    (warning,) = warnings_of(result, 100)
+    assert "6 of 100 windows do not distinguish the model from near:" in warning
+    assert warnings_of(result, 6) == []
+    one = added(forecast, batch_of(truth_BHC, clusters=[0] * 6), {"far": near + 50}, [slice(None)])
     assert "from far" in warnings_of(one, 100)[0]
 
 
 def test_what_is_unknown_is_not_written_as_a_number():
     """A single window has no standard error, a baseline without error no skill, and no window no score."""
     truth_BHC = np.ones((1, 4, 1))
-    law = SampleForecast(np.random.default_rng(0).normal(size=(1, 3, 4, 1)))
-    one = score_rows(added(law, batch_of(truth_BHC), {"perfect": truth_BHC}, [slice(None)]), 9, 4)
-    none = score_rows(added(law, batch_of(truth_BHC * np.nan), {}, [slice(None)]), 9, 4)
+    forecast = SampleForecast(np.random.default_rng(0).normal(size=(1, 3, 4, 1)))
+    one = score_rows(
+        added(forecast, batch_of(truth_BHC), {"perfect": truth_BHC}, [slice(None)]), 9, 4
+    )
+    none = score_rows(added(forecast, batch_of(truth_BHC * np.nan), {}, [slice(None)]), 9, 4)
     assert "nan" not in f"{one} {none}"
     assert "±" not in f"{one} {none}"
     assert one["against perfect"] == "0.0000, 0.0000; – – –"
@@ -135,7 +143,7 @@ def test_what_is_unknown_is_not_written_as_a_number():
 
 
 def test_no_windows_score_nan():
-    law = SampleForecast(np.zeros((2, 3, 4, 1)))
-    found = added(law, batch_of(np.full((2, 4, 1), np.nan)), {}, [slice(None)])
-    assert found.windows == 0
-    assert np.isnan([found.mse, found.mse_error, found.inside]).all()
+    forecast = SampleForecast(np.zeros((2, 3, 4, 1)))
+    scores = added(forecast, batch_of(np.full((2, 4, 1), np.nan)), {}, [slice(None)])
+    assert scores.windows == 0
+    assert np.isnan([scores.mse, scores.mse_error, scores.inside]).all()

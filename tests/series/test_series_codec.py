@@ -53,11 +53,12 @@ def parameters_for(codec, *shape, seed=0):
 
 
 @every_family
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(seed=seeds, spread=st.sampled_from([0.3, 1.0, 2.0]))
 def test_densities_integrate_to_one(family, seed, spread):
     """By the midpoint rule over x = sinh(s), which reaches into heavy tails."""
-    raw, steps = raw_for(family, 1, seed=seed, spread=spread), 200_000
+    raw = raw_for(family, 1, seed=seed, spread=spread)
+    steps = 200_000
     reach = math.asinh(1e7)
     s = (torch.arange(steps, dtype=torch.float64) + 0.5) / steps * 2 * reach - reach
     total = (family.log_prob(raw, s.sinh()).exp() * s.cosh()).sum() * 2 * reach / steps
@@ -65,7 +66,7 @@ def test_densities_integrate_to_one(family, seed, spread):
 
 
 @every_family
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(seed=seeds)
 def test_the_density_is_the_slope_of_the_distribution(family, seed):
     raw = raw_for(family, 9, seed=seed)
@@ -76,15 +77,16 @@ def test_the_density_is_the_slope_of_the_distribution(family, seed):
 
 
 @every_family
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(seed=seeds, q=st.floats(1e-5, 1 - 1e-5))
 def test_the_quantile_inverts_the_distribution(family, seed, q):
-    raw, q_8 = raw_for(family, 8, seed=seed), torch.full((8,), q, dtype=torch.float64)
+    raw = raw_for(family, 8, seed=seed)
+    q_8 = torch.full((8,), q, dtype=torch.float64)
     assert_close(family.cdf(raw, family.quantile(raw, q_8)), q_8, rtol=1e-6, atol=1e-9)
 
 
 @every_family
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(seed=seeds, spread=st.sampled_from([0.3, 1.0, 3.0]))
 def test_quantiles_rise(family, seed, spread):
     raw = raw_for(family, 8, seed=seed, spread=spread)
@@ -95,20 +97,21 @@ def test_quantiles_rise(family, seed, spread):
 
 
 @every_family
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(seed=seeds, value=st.sampled_from([-4.7, -2.9, -0.3, 0.0, 0.6, 3.0, 5.5]))
 def test_the_ranked_probability_score_is_its_integral(family, seed, value):
     """``int (F(x) - [x >= y])^2 dx``, by the midpoint rule over x = y + sinh(s), which has a corner at y."""
-    raw, steps = raw_for(family, 1, seed=seed), 100_000
+    raw = raw_for(family, 1, seed=seed)
+    steps = 100_000
     reach = math.asinh(1e6)
     s = (torch.arange(steps, dtype=torch.float64) + 0.5) / steps * 2 * reach - reach
     distance = (family.cdf(raw, value + s.sinh()) - (s >= 0).double()).square()
     expected = (distance * s.cosh()).sum() * 2 * reach / steps
-    found = family.crps(raw, torch.tensor([value], dtype=torch.float64))
-    assert_close(found.item(), expected.item(), rtol=1e-6, atol=1e-6)
+    score = family.crps(raw, torch.tensor([value], dtype=torch.float64))
+    assert_close(score.item(), expected.item(), rtol=1e-6, atol=1e-6)
 
 
-@settings(deadline=None, max_examples=15)
+@settings(max_examples=15)
 @given(seed=seeds, spread=st.sampled_from([0.1, 1.0, 2.0]))
 def test_the_mixtures_score_is_exact_to_ten_digits(seed, spread):
     """``E|X - y| - int F (1 - F) dx``, by the trapezoidal rule, which is exact for such smooth functions."""
@@ -126,14 +129,15 @@ def test_the_mixtures_score_is_exact_to_ten_digits(seed, spread):
         scale_K * (2 * torch.logaddexp(z_K, torch.zeros(3).double()) - z_K)
     )
     expected = distance - step * (cdf * (1 - cdf)).sum()
-    found = LogisticMixture(3).crps(raw, torch.tensor(0.4, dtype=torch.float64))
-    assert_close(found, expected, rtol=0, atol=1e-9)
+    score = LogisticMixture(3).crps(raw, torch.tensor(0.4, dtype=torch.float64))
+    assert_close(score, expected, rtol=0, atol=1e-9)
 
 
 @every_family
 def test_entropy_and_mean_are_those_of_many_draws(family):
     """Means over evenly spaced quantiles."""
-    raw, count = raw_for(family, 4), 20_000
+    raw = raw_for(family, 4)
+    count = 20_000
     q = ((torch.arange(count, dtype=torch.float64) + 0.5) / count)[:, None].expand(-1, 4)
     x = family.quantile(raw.expand(count, -1, -1), q)
     tolerance = {"rtol": 0.01, "atol": 0.02}
@@ -165,17 +169,15 @@ def test_far_values_and_edges_have_finite_gradients(family, value):
 
 
 @every_density
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(seed=seeds, shift=st.floats(-1e4, 1e4), factor=st.floats(1e-3, 1e3))
 def test_shifted_and_scaled_values_cost_log_scale_more(density, seed, shift, factor):
     """Mean, quantiles and distribution agree, too; the embedding is the same."""
     codec = make_codec(density, channels=2)
     generator = torch.Generator().manual_seed(seed)
     value = torch.randn(5, 2, dtype=torch.float64, generator=generator)
-    plain, moved = (
-        make_symbol(value, 0.3, 1.7),
-        make_symbol(factor * value + shift, factor * 0.3 + shift, factor * 1.7),
-    )
+    plain = make_symbol(value, 0.3, 1.7)
+    moved = make_symbol(factor * value + shift, factor * 0.3 + shift, factor * 1.7)
     parameters = parameters_for(codec, 5, seed=seed)
     difference = codec.log_prob(parameters, plain) - codec.log_prob(parameters, moved)
     assert_close(
@@ -225,8 +227,10 @@ def test_missing_is_read_as_a_vector_of_its_own():
 
 
 def test_channels_factorise():
-    codec, single = make_codec("student_t", 2), make_codec("student_t")
-    symbol, parameters = make_symbol(torch.randn(6, 2)), parameters_for(codec, 6)
+    codec = make_codec("student_t", 2)
+    single = make_codec("student_t")
+    symbol = make_symbol(torch.randn(6, 2))
+    parameters = parameters_for(codec, 6)
     halves = [
         single.log_prob(parameters[:, 3 * c : 3 * c + 3], symbol[:, c : c + 1]) for c in range(2)
     ]
@@ -239,7 +243,8 @@ def test_channels_factorise():
 
 @every_density
 def test_draws_have_the_moments_of_the_density(density):
-    codec, count = make_codec(density), 20_000
+    codec = make_codec(density)
+    count = 20_000
     parameters = parameters_for(codec, 1)
     generator = torch.Generator().manual_seed(0)
     drawn = codec.sample(parameters.expand(count, -1), generator=generator)
@@ -285,7 +290,8 @@ def one_step(parameters):
 @every_density
 def test_a_residual_density_is_that_of_the_difference(density):
     """Log p(x) with the last value known is the plain log p of the difference; draws and quantiles add it again."""
-    plain, residual = make_codec(density), SeriesCodec(16, 1, density, residual=True).double()
+    plain = make_codec(density)
+    residual = SeriesCodec(16, 1, density, residual=True).double()
     parameters = parameters_for(plain, 6)
     value, last = torch.randn(2, 6, 1, dtype=torch.float64)
     location, scale = 5.0, 0.3
@@ -307,7 +313,8 @@ def test_a_residual_density_is_that_of_the_difference(density):
 
 
 def test_only_residual_densities_read_the_last_value():
-    codec, parameters = make_codec("student_t"), parameters_for(make_codec("student_t"), 3)
+    codec = make_codec("student_t")
+    parameters = parameters_for(make_codec("student_t"), 3)
     one, other = (make_symbol(torch.ones(3, 1), last=last) for last in (0.0, 4.0))
     assert torch.equal(codec.log_prob(parameters, one), codec.log_prob(parameters, other))
     ahead = codec._direct_log_prob(one_step, parameters, one, one[:, None])[:, 0]

@@ -246,7 +246,7 @@ def test_standardised_as_the_literature_does(csv_file):
 # --- frames ---
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     st.lists(st.one_of(st.none(), st.floats(-50, 50)), min_size=6, max_size=6),
     st.integers(1, 5),
@@ -259,8 +259,8 @@ def test_frames_are_the_contexts_and_move_with_the_data(values, context, factor,
     symbol = normalise_window(value_BNC, context, **usual, floor=0.1)
     moved_usual = {"mean_BC": factor * usual["mean_BC"] + shift, "std_BC": factor * usual["std_BC"]}
     moved = normalise_window(factor * value_BNC + shift, context, **moved_usual, floor=0.1)
-    seen = value_BNC[0, :context, 0][~np.isnan(value_BNC[0, :context, 0])]
-    location, scale = (seen.mean(), max(seen.std(), 0.3)) if len(seen) else (0.5, 3.0)
+    present = value_BNC[0, :context, 0][~np.isnan(value_BNC[0, :context, 0])]
+    location, scale = (present.mean(), max(present.std(), 0.3)) if len(present) else (0.5, 3.0)
     assert_allclose(symbol[0, :, 0, 1], location, rtol=1e-9, atol=1e-9)
     assert_allclose(symbol[0, :, 0, 2], scale, rtol=1e-9)
     assert symbol[0, :, 0, 3].tolist() == [0] * context + [1] * (6 - context)

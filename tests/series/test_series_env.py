@@ -93,7 +93,7 @@ def make_learned():
 
 
 @pytest.mark.parametrize("density", DENSITIES)
-@settings(deadline=None, max_examples=6)
+@settings(max_examples=6)
 @given(
     st.integers(0, 1000),
     st.integers(1, 3),
@@ -104,11 +104,9 @@ def make_learned():
 )
 def test_stepping_equals_one_pass(density, seed, batch, length, channels, missing, residual):
     torch.manual_seed(seed)
-    lm, agent, noise_BT = (
-        make_lm(channels, density, residual),
-        make_learned(),
-        random_noise(batch, length - 1),
-    )
+    lm = make_lm(channels, density, residual)
+    agent = make_learned()
+    noise_BT = random_noise(batch, length - 1)
     env = make_env(framed(random_values(batch, length, channels, missing, seed)), lm)
     stepped = step_through(env, agent, noise_BT)
     env.source.position = 0
@@ -130,7 +128,7 @@ def test_torchrls_specs_hold(missing):
     assert env.one_pass(Scripted())[keys.REWARD].isfinite().all()
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     st.integers(0, 1000),
     st.integers(CONTEXT, 15),
@@ -140,7 +138,9 @@ def test_torchrls_specs_hold(missing):
 def test_a_value_moves_nothing_before_it(seed, t, change, residual):
     """Beyond the context, a value x_t changes no action and encoding before t and no earlier likelihood."""
     torch.manual_seed(seed)
-    lm, agent, noise_BT = make_lm(residual=residual), make_learned(), random_noise(1, 15)
+    lm = make_lm(residual=residual)
+    agent = make_learned()
+    noise_BT = random_noise(1, 15)
     value_BNC = random_values(1, 16, missing=0.0, seed=seed)
     changed_BNC = value_BNC.copy()
     changed_BNC[0, t] = np.nan if change == "missing" else changed_BNC[0, t] + 30
@@ -156,7 +156,8 @@ def test_a_value_moves_nothing_before_it(seed, t, change, residual):
 
 @pytest.mark.parametrize("residual", [False, True])
 def test_gradients_are_finite_whatever_is_missing(residual):
-    lm, agent = make_lm(2, residual=residual, horizon=3), make_learned()
+    lm = make_lm(2, residual=residual, horizon=3)
+    agent = make_learned()
     value_BNC = random_values(3, 12, 2, missing=0.4)
     value_BNC[1] = np.nan
     td = rollout(lm, agent, framed(value_BNC), generator=torch.Generator().manual_seed(0))
@@ -172,18 +173,20 @@ def test_gradients_are_finite_whatever_is_missing(residual):
     assert not td[keys.LOG_LIKELIHOOD][1].any()
 
 
-@settings(deadline=None, max_examples=10)
+@settings(max_examples=10)
 @given(st.integers(0, 1000), st.integers(1, 6), st.booleans(), st.sampled_from([None, 2]))
 def test_the_direct_head_predicts_what_comes(seed, horizon, residual, samples):
     """Compare with the codec's density of single values, position by position."""
     torch.manual_seed(seed)
-    lm, agent = make_lm(residual=residual, horizon=horizon), make_learned()
+    lm = make_lm(residual=residual, horizon=horizon)
+    agent = make_learned()
     symbol_BN = framed(random_values(2, 8, seed=seed))
     td = rollout(lm, agent, symbol_BN, Sampling(samples, reward_only=samples is not None))
     first = td if samples is None else td[0]
     y_BTD = lm.decode_hidden(lm.encode(symbol_BN)[:, :-1], first[keys.ACTION])
     for i in range(7):
-        total_B, count_B = torch.zeros(2, dtype=torch.float64), torch.zeros(2, dtype=torch.long)
+        total_B = torch.zeros(2, dtype=torch.float64)
+        count_B = torch.zeros(2, dtype=torch.long)
         if i + horizon < 8:
             parameters_BHP = lm.auxiliary_head(y_BTD[:, i])
             for h in range(horizon):
@@ -213,7 +216,8 @@ def test_a_direct_head_changes_nothing_else():
 
 
 def test_agents_that_read_the_early_entropy_work():
-    lm, agent = make_lm(density="logistic_mixture"), Entropy(mode="monotonic").eval()
+    lm = make_lm(density="logistic_mixture")
+    agent = Entropy(mode="monotonic").eval()
     env = make_env(framed(random_values(2, 10)), lm, optional_keys=["early_entropy"])
     noise_BT = random_noise(2, 9)
     stepped = step_through(env, agent, noise_BT)
@@ -234,7 +238,8 @@ def test_gymnasiums_checker_passes():
 
 def test_both_faces_are_the_same_everywhere():
     envs, again = (gymnasium.make_vec(f"tokenv.env.gym:{SERIES_ID}", num_envs=2) for _ in range(2))
-    first, second = envs.reset(seed=5), again.reset(seed=5)
+    first = envs.reset(seed=5)
+    second = again.reset(seed=5)
     assert_array_equal(first[0]["encoding"], second[0]["encoding"])
     single = gymnasium.make(SERIES_ID)
     observation, _ = single.reset(seed=5)
@@ -268,24 +273,26 @@ def most_pairs(drawn, gold, tolerance):
     )
 
 
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 @given(
     st.lists(st.tuples(st.booleans(), st.booleans()), min_size=1, max_size=11), st.integers(0, 3)
 )
 def test_matching_finds_as_many_pairs_as_there_can_be(columns, tolerance):
     drawn, gold = torch.tensor(columns).T
-    found = boundary_scores(drawn[None], gold[None], tolerance)
+    scores = boundary_scores(drawn[None], gold[None], tolerance)
     hits = most_pairs(
         drawn.nonzero().flatten().tolist(), gold.nonzero().flatten().tolist(), tolerance
     )
-    assert found["boundary_precision"] == pytest.approx(hits / max(drawn.sum().item(), 1))
-    assert found["boundary_recall"] == pytest.approx(hits / max(gold.sum().item(), 1))
+    assert scores["boundary_precision"] == pytest.approx(hits / max(drawn.sum().item(), 1))
+    assert scores["boundary_recall"] == pytest.approx(hits / max(gold.sum().item(), 1))
 
 
 def test_rows_are_matched_apart():
-    drawn, gold = torch.eye(2, dtype=torch.bool), torch.eye(2, dtype=torch.bool).flip(0)
+    drawn = torch.eye(2, dtype=torch.bool)
+    gold = torch.eye(2, dtype=torch.bool).flip(0)
     assert boundary_scores(drawn, gold, 1)["boundary_f1"] == 1
-    drawn, gold = torch.tensor([[True], [False]]), torch.tensor([[False], [True]])
+    drawn = torch.tensor([[True], [False]])
+    gold = torch.tensor([[False], [True]])
     assert boundary_scores(drawn, gold, 1)["boundary_f1"] == 0
 
 
@@ -315,10 +322,10 @@ def test_training_speaks_of_nats_per_value(series_settings, tmp_path):
 
 def test_resuming_equals_never_having_stopped(series_settings, tmp_path):
     last, whole = run(series_settings, tmp_path / "whole")
-    found = checkpoints.list_complete(tmp_path / "whole")
-    assert len(found) >= 2
+    saved = checkpoints.list_complete(tmp_path / "whole")
+    assert len(saved) >= 2
     resumed_last, resumed = run(
-        series_settings, tmp_path / "resumed", resume=checkpoints.load(found[0])
+        series_settings, tmp_path / "resumed", resume=checkpoints.load(saved[0])
     )
     assert resumed_last == last
     for name in whole.keys() - {"train/symbols_per_second"}:
@@ -343,7 +350,8 @@ def test_averages_are_over_values_that_count(series_settings):
     symbol_BN = framed(value_BNC)
     batch = TensorSource(symbol_BN).next(5)
     result = evaluate(parts, batch, EvalOptions(2))
-    generator, total = torch.Generator().manual_seed(0), 0.0
+    generator = torch.Generator().manual_seed(0)
+    total = 0.0
     for rows in (slice(0, 2), slice(2, 4), slice(4, 5)):
         with torch.no_grad():
             td = rollout(parts.lm, parts.agent, symbol_BN[rows], generator=generator)
@@ -388,10 +396,10 @@ def trained(series_settings, tmp_path, monkeypatch):
 def test_commands_show_series_or_say_that_they_do_not(trained, capsys):
     assert (trained / "patches.png").read_bytes().startswith(b"\x89PNG")
     assert not (trained / "segments.html").exists()
-    told = (trained / "cout.txt").read_text()
-    assert "nats per value" in told
-    assert "within 2 steps" in told
-    assert "bits" not in told
+    printed = (trained / "cout.txt").read_text()
+    assert "nats per value" in printed
+    assert "within 2 steps" in printed
+    assert "bits" not in printed
     results = run_command("evaluate", ["with", f"run={trained}", "data.options.tolerance=0"])
     assert results["sampled"]["nats_per_value"] > 0
     test = run_command("evaluate", ["with", f"run={trained}", "split=test"])

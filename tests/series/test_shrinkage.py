@@ -26,10 +26,12 @@ SHRINK = [{"name": "shrink"}]
 
 def of_run(folder, callbacks, **steps):
     """Configure a short run on two noisy series with gaps, which the model learns too closely."""
-    dice = np.random.default_rng(0)
+    generator = np.random.default_rng(0)
     season = np.sin(np.arange(700) / 3)
-    value_LC = np.stack([season, np.roll(season, 2) ** 3], 1) + 0.3 * dice.normal(size=(700, 2))
-    value_LC[dice.random(value_LC.shape) < 0.02] = np.nan
+    value_LC = np.stack([season, np.roll(season, 2) ** 3], 1) + 0.3 * generator.normal(
+        size=(700, 2)
+    )
+    value_LC[generator.random(value_LC.shape) < 0.02] = np.nan
     pd.DataFrame(value_LC, columns=["a", "b"]).to_csv(folder / "waves.csv", index=False)
     data = {
         "kind": "series",
@@ -63,13 +65,12 @@ def runs(tmp_path_factory):
 
 def window_errors(run, factor):
     """Return the mean squared error on validation windows of DLinear plus ``factor`` times the model's correction."""
-    data, squares = load_series(run.config.data), []
+    data = load_series(run.config.data)
+    squares = []
     dlinear = fit_dlinear(data, HORIZON)
     for batch in held_out_windows(data, HORIZON, side="validation").batches(50):
-        base_BHC, mean_BHC = (
-            dlinear(batch),
-            forecast(run.components, batch, HORIZON, direct=True).distribution.mean_BHC,
-        )
+        base_BHC = dlinear(batch)
+        mean_BHC = forecast(run.components, batch, HORIZON, direct=True).distribution.mean_BHC
         std_BC = np.stack([series.std_C for series in batch.series])
         squares.append(
             ((base_BHC + factor * (mean_BHC - base_BHC) - batch.truth_BHC) / std_BC[:, None]) ** 2
@@ -98,14 +99,14 @@ def test_means_are_shrunk_and_nothing_else(runs):
     data = load_series(whole.config.data)
     batch = next(held_out_windows(data, HORIZON, 20).batches(20))
     base_BHC = fit_dlinear(data, HORIZON)(batch)
-    found, before = (
+    after, before = (
         forecast(run.components, batch, HORIZON, direct=True).distribution
         for run in (shrunk, whole)
     )
     np.testing.assert_allclose(
-        found.mean_BHC, base_BHC + factor * (before.mean_BHC - base_BHC), rtol=1e-4, atol=1e-4
+        after.mean_BHC, base_BHC + factor * (before.mean_BHC - base_BHC), rtol=1e-4, atol=1e-4
     )
-    width, width_before = (np.diff(each.quantile([0.1, 0.9]), axis=1) for each in (found, before))
+    width, width_before = (np.diff(each.quantile([0.1, 0.9]), axis=1) for each in (after, before))
     np.testing.assert_allclose(width, width_before, rtol=1e-5)
 
 
@@ -118,11 +119,11 @@ def test_a_scaled_correction_has_the_inverse_factor_between_0_and_1(runs, times,
     stored = weight.detach().clone()
     try:
         shrink_correction(whole.components.lm, times)
-        found = fit_shrinkage(whole.components, load_series(whole.config.data))
+        factor = fit_shrinkage(whole.components, load_series(whole.config.data))
     finally:
         weight.data.copy_(stored)
-    wanted = 1.0 if expected is None else expected * history[LOGGED][1][0]
-    assert found == pytest.approx(wanted, rel=1e-3)
+    expected_factor = 1.0 if expected is None else expected * history[LOGGED][1][0]
+    assert factor == pytest.approx(expected_factor, rel=1e-3)
 
 
 def test_an_untrained_correction_is_left_as_it_is(tmp_path):

@@ -68,13 +68,11 @@ def test_wide_frames_are_read_as_files_are(tmp_path):
     csv_file = write_csv(tmp_path / "x.csv", table())
     frame_ = pd.read_csv(csv_file, parse_dates=["date"])
     for each in (frame_, frame_.set_index("date")):
-        (found,), (expected,) = (
-            read_frame(each, SeriesConfig()),
-            read_table(csv_file, SeriesConfig()),
-        )
-        assert found.columns == expected.columns
-        assert_array_equal(found.value_LC, expected.value_LC)
-        assert found.date_L == expected.date_L
+        (actual,) = read_frame(each, SeriesConfig())
+        (expected,) = read_table(csv_file, SeriesConfig())
+        assert actual.columns == expected.columns
+        assert_array_equal(actual.value_LC, expected.value_LC)
+        assert actual.date_L == expected.date_L
 
 
 @pytest.mark.parametrize(
@@ -162,7 +160,7 @@ ZONES = ("Europe/Berlin", "America/New_York", "Australia/Lord_Howe", "UTC")
     st.booleans(),
 )
 def test_an_hour_may_be_repeated_if_its_offset_is_written(zone, hours, step, text):
-    """Local times alone are told what to do; both changes of the clocks of 2024 lie in some of the spans."""
+    """Local times alone are refused; both changes of the clocks of 2024 lie in some of the spans."""
     first = pd.Timestamp("2024-03-01" if hours % 2 else "2024-10-01", tz="UTC") + pd.Timedelta(
         hours=hours
     )
@@ -184,8 +182,8 @@ def test_an_hour_may_be_repeated_if_its_offset_is_written(zone, hours, step, tex
 def test_days_and_months_of_local_time_go_on(frequency):
     every = pd.date_range("2024-03-01", periods=60, freq=frequency, tz="Europe/Berlin")
     for each in (every[:50], map(str, every[:50])):
-        found = extend_dates(read_dates(each), 10)
-        assert [day.replace(tzinfo=None) for day in found] == list(every[50:].tz_localize(None))
+        dates = extend_dates(read_dates(each), 10)
+        assert [day.replace(tzinfo=None) for day in dates] == list(every[50:].tz_localize(None))
 
 
 @pytest.mark.parametrize(
@@ -217,8 +215,8 @@ def test_delimiters_and_decimal_commas_are_recognised(tmp_path, delimiter, point
     rows = [["date", "a", "b"], ["1", "1.5", "-2"], ["2", "", "0.25e1"]]
     text = "\n".join(delimiter.join(cell.replace(".", point) for cell in row) for row in rows)
     (tmp_path / "a.csv").write_text(text)
-    (found,) = read_csv(tmp_path / "a.csv", SeriesConfig())
-    np.testing.assert_array_equal(found.value_LC, [[1.5, -2.0], [np.nan, 2.5]])
+    (recording,) = read_csv(tmp_path / "a.csv", SeriesConfig())
+    np.testing.assert_array_equal(recording.value_LC, [[1.5, -2.0], [np.nan, 2.5]])
 
 
 @pytest.mark.parametrize("name", ["", " ", "Unnamed: 0"])
@@ -226,8 +224,8 @@ def test_a_nameless_column_is_no_series(tmp_path, name):
     (tmp_path / "a.csv").write_text(f"{name},date,a\n0,2020-01-01,1\n1,2020-01-02,2\n")
     with pytest.raises(ValueError, match=r"a column without a name.*index=False"):
         read_csv(tmp_path / "a.csv", SeriesConfig())
-    (found,) = read_csv(tmp_path / "a.csv", SeriesConfig(columns=["a"]))
-    assert found.value_LC[:, 0].tolist() == [1, 2]
+    (recording,) = read_csv(tmp_path / "a.csv", SeriesConfig(columns=["a"]))
+    assert recording.value_LC[:, 0].tolist() == [1, 2]
 
 
 @pytest.mark.parametrize("name", ["timestamp", "Date", "datetime", "ds"])
@@ -240,10 +238,10 @@ def test_the_date_column_is_recognised(tmp_path, name, kind):
     else:
         path = tmp_path / "x.parquet"
         pq.write_table(pa.table(columns), path)
-    (found,) = read_table(path, SeriesConfig())
-    assert found.columns == ["value"]
-    assert found.date_L == [datetime(2014, 4, 1), datetime(2014, 4, 1, 0, 5)]
-    (found,) = read_table(path, SeriesConfig(date=name))
-    assert found.columns == ["value"]
+    (recording,) = read_table(path, SeriesConfig())
+    assert recording.columns == ["value"]
+    assert recording.date_L == [datetime(2014, 4, 1), datetime(2014, 4, 1, 0, 5)]
+    (recording,) = read_table(path, SeriesConfig(date=name))
+    assert recording.columns == ["value"]
     with pytest.raises(UserError, match="is no number"):
         read_table(path, SeriesConfig(date=None))

@@ -43,5 +43,9 @@ async def request(
         sent.append(message)
 
     await app(scope, receive, send)
-    found = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
-    return sent[0]["status"], found, b"".join(part.get("body", b"") for part in sent[1:]).decode()
+    received_headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
+    return (
+        sent[0]["status"],
+        received_headers,
+        b"".join(part.get("body", b"") for part in sent[1:]).decode(),
+    )

@@ -96,10 +96,8 @@ def a_window(name="series 3 @ 40", steps=40, channels=1, gold=True, seed=0):
     generator = np.random.default_rng(seed)
     value_NC = generator.normal(size=(steps, channels)).cumsum(0).astype(object)
     value_NC[generator.random((steps, channels)) < 0.1] = None
-    probability, action = (
-        generator.random(steps - 1).tolist(),
-        [int(i % 5 == 0) for i in range(steps - 1)],
-    )
+    probability = generator.random(steps - 1).tolist()
+    action = [int(i % 5 == 0) for i in range(steps - 1)]
     return SeriesExcerpt(
         name,
         value_NC.tolist(),

@@ -54,7 +54,8 @@ def compile_for_cuda(*modules: Any) -> Iterator[dict[str, list[Any]]]:
     kernels: dict[str, list[Any]] = {}
     target = GPUTarget("cuda", 10 * PROPERTIES.major + PROPERTIES.minor, PROPERTIES.warp_size)
     driver = types.SimpleNamespace(get_current_target=lambda: target, get_current_device=lambda: 0)
-    tuner, outer = triton_heuristics.CachingAutotuner, compile_fx.compile_fx
+    tuner = triton_heuristics.CachingAutotuner
+    outer = compile_fx.compile_fx
     to_kernel = tuner._precompile_config
 
     def compiled(self: Any, config: Any) -> Any:
@@ -108,13 +109,13 @@ def _pretended_gpu() -> Iterator[None]:
 
 def _lower(graph: fx.GraphModule, inputs: list[Any], **options: Any) -> Any:
     (outputs,) = graph.graph.find_nodes(op="output")[0].args
-    found = [node.meta["val"] if isinstance(node, fx.Node) else node for node in outputs]
+    examples = [node.meta["val"] if isinstance(node, fx.Node) else node for node in outputs]
     with _pretended_gpu():
         compile_fx.compile_fx_inner(*_on_cuda(graph, inputs), **options)
 
     def run(values: list[Any]) -> list[Any]:
         values.clear()
-        return [_zeros_like(x, torch.device("cpu")) for x in found]
+        return [_zeros_like(x, torch.device("cpu")) for x in examples]
 
     run._boxed_call = True  # type: ignore[attr-defined]
     return run

@@ -23,8 +23,8 @@ def flat_gradient(loss, inputs, **options):
     )
 
 
-def relative_bias(found, true):
-    return ((found - true).norm() / true.norm()).item()
+def relative_bias(estimate, true):
+    return ((estimate - true).norm() / true.norm()).item()
 
 
 def decisive(mask):
@@ -34,7 +34,8 @@ def decisive(mask):
 
 def cells(breaks):
     """Cut the noise at ``breaks`` ([n, B] for every position); return midpoints [C, B, T] and sizes [C, B] of cells."""
-    middle_T, size_T = [], []
+    middle_T = []
+    size_T = []
     for at in breaks:
         edge = nn.functional.pad(
             nn.functional.pad(at.sort(0).values, (0, 0, 1, 0)), (0, 0, 0, 1), value=1.0
@@ -72,14 +73,16 @@ class Enumeration:
         torch.manual_seed(window + batch + length)
         config = UNetConfig(width=8, heads=2, down_layers=1, mid_layers=1, up_layers=1, window=3)
         self.lm = UNet(config).double()
-        told = None if self.rates is None else RateRange(min(self.rates) / 2, max(self.rates) * 1.2)
+        rate_range = (
+            None if self.rates is None else RateRange(min(self.rates) / 2, max(self.rates) * 1.2)
+        )
         self.rate_B = None if self.rates is None else torch.tensor(self.rates[:batch]).double()
         self.agent = Learned(
-            8, rate=0.4, window=window, scale=1.0, softcap=15.0, rates=told
+            8, rate=0.4, window=window, scale=1.0, softcap=15.0, rates=rate_range
         ).double()
         with torch.no_grad():
             self.agent.projection.weight.normal_(std=0.5)
-            if told is not None:
+            if rate_range is not None:
                 self.agent.told.last.weight.normal_(std=0.5)
             self.lm.early_head.weight.normal_()
         self.symbol_BN = torch.randint(256, (batch, length))

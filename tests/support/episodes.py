@@ -5,6 +5,7 @@ from tensordict import TensorDict
 
 from tokenv.agents.base import Agent, forced_action
 from tokenv.core import keys
+from tokenv.data.corpus import TensorSource
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.unet import UNet
 
@@ -17,6 +18,19 @@ def symbols_of_row(length, rows, row=None):
     """Return twelve sequences, or the successive ones of one of ``rows`` rows."""
     symbol_BN = torch.randint(256, (12, length), generator=torch.Generator().manual_seed(0))
     return symbol_BN if row is None else symbol_BN[row::rows]
+
+
+def seeded_source(length, seed):
+    """Return fifty sequences which depend on the seed."""
+    generator = torch.Generator().manual_seed(seed)
+    return TensorSource(torch.randint(256, (50, length), generator=generator))
+
+
+def forced_first(mask):
+    """Return a mask as actions, the first of which are boundaries."""
+    action_BT = torch.tensor(mask)
+    action_BT[:, 0] = 1
+    return action_BT
 
 
 def random_noise(*shape):

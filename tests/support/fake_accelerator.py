@@ -27,11 +27,9 @@ from tokenv.config.schema import DEVICE
 NAME = "pretended"
 ROOT = Path(__file__).parents[2]
 PRODUCT = tuple(f"{ROOT / room}/" for room in ("tokenv", "agents", "estimators"))
-COPY, TO, INDEX = (
-    torch.ops.aten.copy_.default,
-    torch.ops.aten._to_copy.default,
-    torch.ops.aten.index.Tensor,
-)
+COPY = torch.ops.aten.copy_.default
+TO = torch.ops.aten._to_copy.default
+INDEX = torch.ops.aten.index.Tensor
 INDEXING = (INDEX, torch.ops.aten.index_put_.default, torch.ops.aten._index_put_impl_.default)
 WAITS = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 _entered: list["FakeAccelerator"] = []
@@ -49,7 +47,9 @@ class DeviceTensor(Tensor):
 
     @staticmethod
     def __new__(cls, host: Tensor) -> "DeviceTensor":
-        size, stride, offset = host.shape, host.stride(), host.storage_offset()
+        size = host.shape
+        stride = host.stride()
+        offset = host.storage_offset()
         return Tensor._make_wrapper_subclass(
             cls, size, stride, offset, dtype=host.dtype, device=device()
         )
@@ -122,7 +122,9 @@ class FakeAccelerator(_Mode):
 
     def __init__(self) -> None:
         super().__init__()
-        self.device, self.waits, self.refused = device(), Counter[str](), Counter[str]()
+        self.device = device()
+        self.waits = Counter[str]()
+        self.refused = Counter[str]()
         self.generators: dict[int, Generator] = {}
         self._late: list[tuple[Tensor, Tensor]] = []  # copies to the host which have not arrived
 
@@ -170,8 +172,8 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
     """Run an operation on the tensors' values; check it, and count it if the host waits for it."""
     leaves = list(_leaves((*args, *kwargs.values())))
     on_device = [each for each in leaves if isinstance(each, DeviceTensor)]
-    wanted = kwargs.get("device")
-    target = bool(on_device) if wanted is None else torch.device(wanted).type == NAME
+    requested = kwargs.get("device")
+    target = bool(on_device) if requested is None else torch.device(requested).type == NAME
     if not on_device and not target:
         return func(*args, **kwargs)
     mode = _entered[-1]
@@ -189,7 +191,7 @@ def _run(func: Any, args: Any, kwargs: Any) -> Any:
         name: _map(lambda each: each.host, DeviceTensor, each) for name, each in kwargs.items()
     }
     kwargs.pop("pin_memory", None)
-    if wanted is not None:
+    if requested is not None:
         kwargs["device"] = torch.device("cpu")
     result = func(*args, **kwargs)
     if late and wait == "copy to the host" and func is TO:

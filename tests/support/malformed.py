@@ -184,13 +184,13 @@ SMALL = ["data.source=texts", "data.seq_len=16", "data.validation=0.5", "hardwar
 
 def keys_of(kind, prefix=""):
     """All keys of a dataclass, dotted, sections included."""
-    found = []
+    keys = []
     for item in dataclasses.fields(kind):
-        found.append(prefix + item.name)
+        keys.append(prefix + item.name)
         inner = item.default_factory
         if dataclasses.is_dataclass(inner):
-            found += keys_of(inner, f"{prefix}{item.name}.")
-    return found
+            keys += keys_of(inner, f"{prefix}{item.name}.")
+    return keys
 
 
 SECTIONS = {"agent": AGENTS, "estimator": ESTIMATORS, "rate_target": RATE_TARGETS}
@@ -247,14 +247,14 @@ def keys_for(command):
     )
 
 
-def mutated(text, dice):
+def mutated(text, generator):
     """Return a text with a few characters dropped, doubled, changed or moved."""
     made = list(text)
-    for _ in range(dice.randint(1, 4)):
-        at = dice.randrange(len(made) + 1)
-        what = dice.randrange(4)
+    for _ in range(generator.randint(1, 4)):
+        at = generator.randrange(len(made) + 1)
+        what = generator.randrange(4)
         if what == 0:
-            made[at:at] = dice.choice(
+            made[at:at] = generator.choice(
                 [
                     "=",
                     ".",
@@ -276,35 +276,39 @@ def mutated(text, dice):
                 ]
             )
         elif what == 1:
-            del made[at : at + dice.randint(1, 5)]
+            del made[at : at + generator.randint(1, 5)]
         elif what == 2:
-            made[at:at] = made[at : at + dice.randint(1, 20)]
+            made[at:at] = made[at : at + generator.randint(1, 20)]
         elif made:
             made[at % len(made)] = chr(
-                dice.choice([0, 9, 10, 27, 58, 91, 127, 0x2028, 0xD800, 0x1F600]) or 1
+                generator.choice([0, 9, 10, 27, 58, 91, 127, 0x2028, 0xD800, 0x1F600]) or 1
             )
     return "".join(made)
 
 
-def value(key, dice):
+def value(key, generator):
     """Return a value for a key: mostly nasty, at times a name that fits."""
     table = SECTIONS.get(key.removesuffix(".name").rpartition(".")[2])
-    if table is not None and key.endswith(".name") and dice.random() < 0.7:
-        return dice.choice(list(table))
-    if dice.random() < 0.1:
+    if table is not None and key.endswith(".name") and generator.random() < 0.7:
+        return generator.choice(list(table))
+    if generator.random() < 0.1:
         return repr(
-            dice.choice(
-                [dice.random(), dice.randint(-(10**30), 10**30), 2.0 ** dice.randint(-1074, 1023)]
+            generator.choice(
+                [
+                    generator.random(),
+                    generator.randint(-(10**30), 10**30),
+                    2.0 ** generator.randint(-1074, 1023),
+                ]
             )
         )
-    return dice.choice(NASTY)
+    return generator.choice(NASTY)
 
 
-def command_line(dice):
+def command_line(generator):
     """Words that a person might have typed wrongly."""
-    command = dice.choice(list(OPTIONS))
-    if dice.random() < 0.03:
-        return [dice.choice([mutated(command, dice), *NASTY]) or "x", "with", "quick"]
+    command = generator.choice(list(OPTIONS))
+    if generator.random() < 0.03:
+        return [generator.choice([mutated(command, generator), *NASTY]) or "x", "with", "quick"]
     start = {
         "segment": [f"run={RUN}", "text=abc", "out=null"],
         "serve": [f"run={RUN}"],
@@ -314,44 +318,50 @@ def command_line(dice):
         "compare": ["compare-quick"],
         "train": SMALL,
         "variance": ["quick"],
-        "bench": [dice.choice(["quick", "series-synthetic"])],
+        "bench": [generator.choice(["quick", "series-synthetic"])],
     }[command]
-    words = [word for word in start if dice.random() < 0.95]
-    for _ in range(dice.choice([1, 1, 1, 2, 3])):
-        key = dice.choice(keys_for(command))
-        word = f"{key}={value(key, dice)}"
-        words.append(mutated(word, dice) if dice.random() < 0.2 else word)
-    before = ["print_config"] if dice.random() < 0.1 else ["foo"] if dice.random() < 0.03 else []
+    words = [word for word in start if generator.random() < 0.95]
+    for _ in range(generator.choice([1, 1, 1, 2, 3])):
+        key = generator.choice(keys_for(command))
+        word = f"{key}={value(key, generator)}"
+        words.append(mutated(word, generator) if generator.random() < 0.2 else word)
+    before = (
+        ["print_config"]
+        if generator.random() < 0.1
+        else ["foo"]
+        if generator.random() < 0.03
+        else []
+    )
     words = [word.replace("\0", "0") for word in words]  # which no argument of a process can hold
     return [
         command,
         *before,
-        *(["with"] if dice.random() < 0.97 else []),
+        *(["with"] if generator.random() < 0.97 else []),
         *words,
-        *dice.choice(FLAGS),
+        *generator.choice(FLAGS),
     ]
 
 
-def yaml_file(dice):
+def yaml_file(generator):
     """Return a YAML file near one of ours, and a command that reads it."""
-    name = dice.choice(list(CONFIGS))
+    name = generator.choice(list(CONFIGS))
     lines = CONFIGS[name].read_text().splitlines()
-    for _ in range(dice.randint(1, 3)):
-        at = dice.randrange(len(lines))
+    for _ in range(generator.randint(1, 3)):
+        at = generator.randrange(len(lines))
         key, colon, _ = lines[at].partition(":")
-        what = dice.random()
+        what = generator.random()
         if what < 0.4 and colon:
-            lines[at] = f"{key}: {dice.choice([*NASTY, *TAGGED])}"
+            lines[at] = f"{key}: {generator.choice([*NASTY, *TAGGED])}"
         elif what < 0.6:
-            lines[at] = mutated(lines[at], dice)
+            lines[at] = mutated(lines[at], generator)
         elif what < 0.7:
-            lines.insert(at, dice.choice(lines))
+            lines.insert(at, generator.choice(lines))
         elif what < 0.8:
             del lines[at]
         else:
             lines.insert(
                 at,
-                dice.choice(
+                generator.choice(
                     [
                         *TAGGED,
                         "1: 2",
@@ -365,8 +375,8 @@ def yaml_file(dice):
             )
         lines = lines or [""]
     text = "\n".join(lines) + "\n"
-    if dice.random() < 0.05:
-        text = dice.choice(
+    if generator.random() < 0.05:
+        text = generator.choice(
             [
                 "[" * 2000,
                 "{a: " * 2000,
@@ -379,11 +389,11 @@ def yaml_file(dice):
             ]
         )
     data = text.encode("utf-8", "surrogatepass")
-    if dice.random() < 0.05:
-        data = dice.choice(
+    if generator.random() < 0.05:
+        data = generator.choice(
             [
                 data.decode("utf-8", "replace").encode("utf-16"),
-                dice.randbytes(50),
+                generator.randbytes(50),
                 b"",
                 data + b"\0",
             ]
@@ -392,7 +402,7 @@ def yaml_file(dice):
     command = (
         "compare"
         if name.startswith("compare")
-        else dice.choice(["train", "train", "variance", "bench"])
+        else generator.choice(["train", "train", "variance", "bench"])
     )
     return [command, "with", "odd.yaml", "-u"]
 
@@ -405,12 +415,13 @@ LAUGHS = "a: &a [1,1,1,1,1,1,1,1,1]\n" + "".join(
 )
 
 
-def data_file(dice):
+def data_file(generator):
     """Return a broken or odd corpus, and a command that reads it."""
     rows = [
-        json.dumps({"text": "some text " * dice.randint(0, 9)}) for _ in range(dice.randint(0, 12))
+        json.dumps({"text": "some text " * generator.randint(0, 9)})
+        for _ in range(generator.randint(0, 12))
     ]
-    for _ in range(dice.randint(0, 3)):
+    for _ in range(generator.randint(0, 3)):
         odd = [
             '{"text": null}',
             '{"text": 3}',
@@ -424,36 +435,36 @@ def data_file(dice):
             '{"text": "\\ud800"}',
             '{"text": ["a"]}',
         ]
-        rows.insert(dice.randint(0, len(rows)), dice.choice(odd))
+        rows.insert(generator.randint(0, len(rows)), generator.choice(odd))
     data = ("\n".join(rows) + "\n").encode()
-    suffix = dice.choice(
+    suffix = generator.choice(
         [".jsonl", ".json", ".jsonl.gz", ".jsonl.xz", ".jsonl.zst", ".txt", ".parquet"]
     )
     pack = {".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.ZstdCompressor().compress}
     data = pack.get(Path("x" + suffix).suffix, bytes)(data)
-    if dice.random() < 0.5:
-        data = dice.choice(
+    if generator.random() < 0.5:
+        data = generator.choice(
             [
-                data[: dice.randint(0, len(data))],
-                dice.randbytes(dice.randint(0, 200)),
-                flipped(data, dice),
+                data[: generator.randint(0, len(data))],
+                generator.randbytes(generator.randint(0, 200)),
+                flipped(data, generator),
             ]
         )
     path = Path("odd" + suffix)
     path.write_bytes(data)
-    if dice.random() < 0.15 and suffix in (".jsonl", ".json"):
+    if generator.random() < 0.15 and suffix in (".jsonl", ".json"):
         return ["evaluate", "with", f"run={RUN}", "tasks=lambada", f"task_files.lambada={path}"]
     return [
         "train",
         "with",
         *SMALL,
         f"data.source={path}",
-        f"data.column={dice.choice(['text', 'text', 'other'])}",
+        f"data.column={generator.choice(['text', 'text', 'other'])}",
         "-u",
     ]
 
 
-def series_file(dice):
+def series_file(generator):
     """Return a broken or odd table, and a command that reads it."""
     cells = [
         "1",
@@ -473,69 +484,76 @@ def series_file(dice):
         "5e-324",
         "0",
     ]
-    odd = dice.random() < 0.6
+    odd = generator.random() < 0.6
     lines = ["date,a,b"]
-    for row in range(dice.choice([0, 1, 5, 60, 60])):
+    for row in range(generator.choice([0, 1, 5, 60, 60])):
         date = (
             f"2020-01-{row % 28 + 1:02} {row // 28:02}:00:00"
-            if dice.random() < 0.9 or not odd
-            else dice.choice(cells)
+            if generator.random() < 0.9 or not odd
+            else generator.choice(cells)
         )
         a, b = (
-            dice.choice(cells) if odd and dice.random() < 0.1 else f"{dice.gauss(0, 1):.3f}"
+            generator.choice(cells)
+            if odd and generator.random() < 0.1
+            else f"{generator.gauss(0, 1):.3f}"
             for _ in "ab"
         )
         lines.append(
             f"2020-01-01 {row // 60:02}:{row % 60:02}:00,{a},{b}" if not odd else f"{date},{a},{b}"
         )
-    scale = dice.choice(["", "", "e307", "e300"])
+    scale = generator.choice(["", "", "e307", "e300"])
     data = ("\n".join(lines).replace("\n0.", f"\n0.{scale}") + "\n").encode()
-    if dice.random() < 0.1:
+    if generator.random() < 0.1:
         data = b"date,a,b\n" + b"".join(
-            b"2020-01-01 00:%02d:00,%s,1\n" % (i, dice.choice([b"1e308", b"-1.7e308"]))
+            b"2020-01-01 00:%02d:00,%s,1\n" % (i, generator.choice([b"1e308", b"-1.7e308"]))
             for i in range(60)
         )
-    if dice.random() < 0.3:
-        data = dice.choice(
+    if generator.random() < 0.3:
+        data = generator.choice(
             [
-                data[: dice.randint(0, len(data))],
-                dice.randbytes(dice.randint(0, 200)),
-                flipped(data, dice),
+                data[: generator.randint(0, len(data))],
+                generator.randbytes(generator.randint(0, 200)),
+                flipped(data, generator),
             ]
         )
     Path("odd.csv").write_bytes(data)
-    if dice.random() < 0.4:
+    if generator.random() < 0.4:
         return ["forecast", "with", f"run={SERIES_RUN}", "csv=odd.csv", "horizon=4"]
-    more = dice.choice(
+    more = generator.choice(
         [[], ["data.options.date=null"], ["data.options.columns=a"], ["data.options.stride=3"]]
     )
     return ["train", "with", "data.kind=series", "codec.name=series", "data.source=odd.csv", "data.seq_len=8",
             "data.validation=0.3", "data.options.context=2", "hardware.device=cpu", *more, "-u"]  # fmt: skip
 
 
-def parquet_file(dice):
+def parquet_file(generator):
     """Return a parquet file of texts or series with flipped bits, and a command that reads it."""
     texts = [f"document {row} " * 5 for row in range(12)]
     steps = [f"2020-01-01 00:{row:02}:00" for row in range(60)]
     lists = [
-        [dice.gauss(0, 1) for _ in range(60)],
-        dice.choice([[1.0] * 60, None, [], [None] * 60, [1e300] * 60]),
+        [generator.gauss(0, 1) for _ in range(60)],
+        generator.choice([[1.0] * 60, None, [], [None] * 60, [1e300] * 60]),
     ]
-    kind, columns = dice.choice(
+    kind, columns = generator.choice(
         [
             ("text", {"text": texts}),
-            ("series", {"date": steps, "a": [dice.gauss(0, 1) for _ in steps]}),
+            ("series", {"date": steps, "a": [generator.gauss(0, 1) for _ in steps]}),
             ("series", {"target": lists}),
         ]
     )
     pq.write_table(
-        pa.table(columns), "odd.parquet", compression=dice.choice(["NONE", "SNAPPY", "GZIP"])
+        pa.table(columns), "odd.parquet", compression=generator.choice(["NONE", "SNAPPY", "GZIP"])
     )
     path = Path("odd.parquet")
     data = path.read_bytes()
     path.write_bytes(
-        dice.choice(
-            [flipped(data, dice), flipped(data, dice), data[: dice.randint(0, len(data))], data]
+        generator.choice(
+            [
+                flipped(data, generator),
+                flipped(data, generator),
+                data[: generator.randint(0, len(data))],
+                data,
+            ]
         )
     )
     if kind == "text":
@@ -544,41 +562,46 @@ def parquet_file(dice):
             "data.validation=0.3", "data.options.context=2", "hardware.device=cpu", "-u"]  # fmt: skip
 
 
-def flipped(data, dice):
+def flipped(data, generator):
     """Bytes with a few bits changed."""
     made = bytearray(data)
-    for _ in range(dice.randint(1, 8)):
+    for _ in range(generator.randint(1, 8)):
         if made:
-            made[dice.randrange(len(made))] ^= 1 << dice.randrange(8)
+            made[generator.randrange(len(made))] ^= 1 << generator.randrange(8)
     return bytes(made)
 
 
-def checkpoint(dice):
+def checkpoint(generator):
     """Return a damaged checkpoint, and a command that reads it."""
     shutil.rmtree("odd-run", ignore_errors=True)
     shutil.copytree(RUN, "odd-run")
-    path = dice.choice(
+    path = generator.choice(
         sorted(
             path for path in Path("odd-run").rglob("*") if path.suffix in (".json", ".safetensors")
         )
     )
     data = path.read_bytes()
-    if path.suffix == ".json" and dice.random() < 0.6:
-        told = json.loads(data)
-        place = told
-        for _ in range(dice.randint(0, 3)):
+    if path.suffix == ".json" and generator.random() < 0.6:
+        content = json.loads(data)
+        place = content
+        for _ in range(generator.randint(0, 3)):
             inner = [each for each in place.values() if isinstance(each, dict) and each]
-            place = dice.choice(inner) if inner else place
-        place[dice.choice(list(place))] = dice.choice(
+            place = generator.choice(inner) if inner else place
+        place[generator.choice(list(place))] = generator.choice(
             [None, 1, -1, "x", "os:system", [], {}, 1e300, True, {"name": "x:y"}]
         )
-        data = json.dumps(told).encode()
+        data = json.dumps(content).encode()
     else:
-        data = dice.choice(
-            [data[: dice.randint(0, len(data))], b"", flipped(data, dice), dice.randbytes(100)]
+        data = generator.choice(
+            [
+                data[: generator.randint(0, len(data))],
+                b"",
+                flipped(data, generator),
+                generator.randbytes(100),
+            ]
         )
     path.write_bytes(data)
-    return dice.choice(
+    return generator.choice(
         [
             ["segment", "with", "run=odd-run", "text=abc", "out=null"],
             ["generate", "with", "run=odd-run", "text=abc"],
@@ -637,9 +660,13 @@ def nothing_works(monkeypatch):
 
 def outcome(line):
     """``ok``, ``message``, or what went wrong: an exception, several lines, control characters, a stray folder, time."""
-    out, err, before = io.StringIO(), io.StringIO(), _folders()
-    started, status = time.perf_counter(), 0
-    handlers, level = logging.getLogger().handlers[:], logging.getLogger().level
+    out = io.StringIO()
+    err = io.StringIO()
+    before = _folders()
+    started = time.perf_counter()
+    status = 0
+    handlers = logging.getLogger().handlers[:]
+    level = logging.getLogger().level
     try:
         with (
             redirect_stdout(out),
@@ -654,7 +681,8 @@ def outcome(line):
     except BaseException as error:
         return f"traceback: {type(error).__name__}: {str(error)[:200]}"
     finally:
-        logging.getLogger().handlers, logging.getLogger().level = handlers, level
+        logging.getLogger().handlers = handlers
+        logging.getLogger().level = level
     if (seconds := time.perf_counter() - started) > SECONDS:
         return f"{seconds:.0f} s"
     if status == 0:
@@ -662,14 +690,18 @@ def outcome(line):
         shown = "" if {"print_config", "print_dependencies"} & set(line) else out.getvalue()
         raw = HIDDEN.search(shown.replace("\t", "")) or HIDDEN.search(err.getvalue())
         return f"control characters: {raw.string[:200]!r}" if raw else "ok"
-    told = [said for said in err.getvalue().splitlines() if not OF_LIBRARIES.match(said)]
+    messages = [
+        line_of_output
+        for line_of_output in err.getvalue().splitlines()
+        if not OF_LIBRARIES.match(line_of_output)
+    ]
     if (
         status != 2
-        or len(told) != 1
-        or not told[0].startswith("tokenv: ")
-        or HIDDEN.search(told[0])
+        or len(messages) != 1
+        or not messages[0].startswith("tokenv: ")
+        or HIDDEN.search(messages[0])
     ):
-        return f"exit {status!r} and {told!r}"[:400]
+        return f"exit {status!r} and {messages!r}"[:400]
     if _folders() != before:
         return f"a stray folder {_folders() - before}"
     return "message"
@@ -677,14 +709,14 @@ def outcome(line):
 
 def _folders():
     """Folders of runs, but those of runs that began and are recorded as failed."""
-    found = [
+    paths = [
         path
         for store in ("runs", "store")
         for path in Path(store).glob("*")
         if path.name != "_sources"
     ]
     return {
-        str(path) for path in found if not (path / "run.json").exists() or _status(path) != "FAILED"
+        str(path) for path in paths if not (path / "run.json").exists() or _status(path) != "FAILED"
     }
 
 
@@ -695,6 +727,6 @@ def _status(path):
 def try_one(kind, seed, counts: Counter, make=None, judge=outcome):
     """Try what a seed makes; what that was and what went wrong, or None."""
     line = (make or KINDS[kind])(random.Random(f"{kind} {seed}"))
-    found = judge(line)
-    counts[kind, found if found in ("ok", "message") else "wrong"] += 1
-    return None if found in ("ok", "message") else (line, found)
+    verdict = judge(line)
+    counts[kind, verdict if verdict in ("ok", "message") else "wrong"] += 1
+    return None if verdict in ("ok", "message") else (line, verdict)

@@ -61,27 +61,35 @@ ORIGINS = [
 ]
 
 
-def http_request(dice):
+def http_request(generator):
     """Make the arguments of ``asgi.request``: path, body and headers."""
-    values = {dice.choice(KEYS): dice.choice([*VALUES, *NASTY]) for _ in range(dice.randint(0, 4))}
+    values = {
+        generator.choice(KEYS): generator.choice([*VALUES, *NASTY])
+        for _ in range(generator.randint(0, 4))
+    }
     body = json.dumps(
-        dice.choice(
-            [values, values | {"text": "some text"}, values | {"text": "a"}, dice.choice(VALUES)]
+        generator.choice(
+            [
+                values,
+                values | {"text": "some text"},
+                values | {"text": "a"},
+                generator.choice(VALUES),
+            ]
         )
     )
-    if dice.random() < 0.2:
-        body = mutated(body, dice)
+    if generator.random() < 0.2:
+        body = mutated(body, generator)
     data = (
         body.encode("utf-8", "surrogatepass")
-        if dice.random() < 0.9
-        else dice.randbytes(dice.randint(0, 200))
+        if generator.random() < 0.9
+        else generator.randbytes(generator.randint(0, 200))
     )
-    headers = {"host": dice.choice(HOSTS)} if dice.random() < 0.2 else {}
-    headers |= {"origin": dice.choice(ORIGINS)} if dice.random() < 0.3 else {}
-    path = dice.choice(
+    headers = {"host": generator.choice(HOSTS)} if generator.random() < 0.2 else {}
+    headers |= {"origin": generator.choice(ORIGINS)} if generator.random() < 0.3 else {}
+    path = generator.choice(
         ["/spans"] * 9 + ["/", "/runs", "/page.js", "/../run", "/spans/", "/%00", "//"]
     )
-    return path, data if dice.random() < 0.9 else None, headers
+    return path, data if generator.random() < 0.9 else None, headers
 
 
 def http_outcome(made):
@@ -97,8 +105,12 @@ def http_outcome(made):
         return "ok"
     if not 400 <= status < 500:
         return f"status {status}: {text[:200]!r}"
-    said = json.loads(text)["error"] if text.startswith("{") else text
-    return "message" if said and len(said.splitlines()) == 1 else f"status {status}: {text[:200]!r}"
+    message = json.loads(text)["error"] if text.startswith("{") else text
+    return (
+        "message"
+        if message and len(message.splitlines()) == 1
+        else f"status {status}: {text[:200]!r}"
+    )
 
 
 @functools.cache

@@ -93,46 +93,52 @@ STARTS = {
 }
 
 
-def working_line(dice):
+def working_line(generator):
     """Return a command that does its work, on a tiny run, with odd values."""
     rows = [
-        json.dumps({"text": dice.choice(TEXTS[:6]) + " last words"})
-        for _ in range(dice.randint(0, 4))
+        json.dumps({"text": generator.choice(TEXTS[:6]) + " last words"})
+        for _ in range(generator.randint(0, 4))
     ]
-    Path("rows.jsonl").write_text("\n".join([*rows, *dice.choice([[], ["{}"], ["null"], ["{"]])]))
-    steps = [f"2020-01-01 00:{row:02}:00" for row in range(dice.choice([0, 1, 3, 40]))]
-    channels = dice.choice([["a"], ["a", "b", "c", "d", "e", "f", "g"], ["ds", "unique_id", "y"]])
+    Path("rows.jsonl").write_text(
+        "\n".join([*rows, *generator.choice([[], ["{}"], ["null"], ["{"]])])
+    )
+    steps = [f"2020-01-01 00:{row:02}:00" for row in range(generator.choice([0, 1, 3, 40]))]
+    channels = generator.choice(
+        [["a"], ["a", "b", "c", "d", "e", "f", "g"], ["ds", "unique_id", "y"]]
+    )
     cells = [
-        [step, *(dice.choice(["1", "2.5", "1e300", "", "x"]) for _ in channels)] for step in steps
+        [step, *(generator.choice(["1", "2.5", "1e300", "", "x"]) for _ in channels)]
+        for step in steps
     ]
     Path("rows.csv").write_text("\n".join(map(",".join, [["date", *channels], *cells])))
-    _stream(dice)
-    command = dice.choice([*KEYS, "segment", "evaluate"])
+    _stream(generator)
+    command = generator.choice([*KEYS, "segment", "evaluate"])
     words = list(STARTS[command])
-    for key in dice.sample(list(KEYS[command]), dice.choice([1, 2, 2, 3])):
-        words.append(f"{key}={dice.choice(KEYS[command][key])}".replace("\0", "0"))
+    for key in generator.sample(list(KEYS[command]), generator.choice([1, 2, 2, 3])):
+        words.append(f"{key}={generator.choice(KEYS[command][key])}".replace("\0", "0"))
     words += ["tasks=lambada"] if any(word.startswith("task_files") for word in words) else []
     return [command, "with", *words, *(["-u"] if command == "train" else [])]
 
 
-def _stream(dice):
+def _stream(generator):
     """Return a folder of parquet shards, some of them damaged, as streamed data have them."""
     folder = Path("streamed")
     folder.mkdir(exist_ok=True)
     for number in range(3):
         texts = [
-            dice.choice(["some text " * 9, "", None, "x"]) for _ in range(dice.choice([0, 1, 9, 9]))
+            generator.choice(["some text " * 9, "", None, "x"])
+            for _ in range(generator.choice([0, 1, 9, 9]))
         ]
-        column = dice.choice(["text", "text", "text", "other"])
+        column = generator.choice(["text", "text", "text", "other"])
         pq.write_table(
             pa.table({column: pa.array(texts, pa.string())}), folder / f"{number}.parquet"
         )
-    if dice.random() < 0.3:
+    if generator.random() < 0.3:
         path = folder / "1.parquet"
         path.write_bytes(
-            dice.choice([b"", flipped(path.read_bytes(), dice), path.read_bytes()[:40]])
+            generator.choice([b"", flipped(path.read_bytes(), generator), path.read_bytes()[:40]])
         )
-    notes = dice.choice(
+    notes = generator.choice(
         [
             "",
             "---\n: [\n---\n",
@@ -147,10 +153,10 @@ def _model(run):
     return tokenv.load(run, device="cpu")
 
 
-def frame(dice):
+def frame(generator):
     """Return a forecast of an odd data frame."""
-    rows = dice.choice([0, 1, 2, 20, 20, 20])
-    values = dice.choice(
+    rows = generator.choice([0, 1, 2, 20, 20, 20])
+    values = generator.choice(
         [
             [1.0] * rows,
             [float(row % 5) for row in range(rows)],
@@ -160,7 +166,7 @@ def frame(dice):
         ]
     )
     steps = pd.date_range("2020-01-01", periods=rows, freq="h")
-    dates = dice.choice(
+    dates = generator.choice(
         [
             steps,
             steps[::-1],
@@ -170,40 +176,45 @@ def frame(dice):
             [pd.NaT] * rows,
         ]
     )
-    names = dice.choice(
+    names = generator.choice(
         [["date", "a"], ["ds", "y"], ["a", "a"], [0, 1], ["date", None], ["unique_id", "y"]]
     )
     made = pd.DataFrame(dict(enumerate([dates, values])))
     made.columns = names
-    if dice.random() < 0.3:
+    if generator.random() < 0.3:
         made.insert(
             0,
             "unique_id",
-            [dice.choice(["a", "b", None, 3]) for _ in range(rows)],
+            [generator.choice(["a", "b", None, 3]) for _ in range(rows)],
             allow_duplicates=True,
         )
     made = (
-        made.set_index(made.columns[0]) if made.columns.is_unique and dice.random() < 0.2 else made
+        made.set_index(made.columns[0])
+        if made.columns.is_unique and generator.random() < 0.2
+        else made
     )
-    asked = {
-        "horizon": dice.choice([1, 2, 5, 0, -1, 10**9]),
-        "quantiles": dice.choice([[0.5], [], [0.1, 0.9], [0.9, 0.1], [float("nan")]]),
-        "samples": dice.choice([2, 3, 0]),
-        "direct": dice.choice([None, True, False]),
-        "rate": dice.choice([None, None, 0.2, 2.0, float("nan")]),
+    options = {
+        "horizon": generator.choice([1, 2, 5, 0, -1, 10**9]),
+        "quantiles": generator.choice([[0.5], [], [0.1, 0.9], [0.9, 0.1], [float("nan")]]),
+        "samples": generator.choice([2, 3, 0]),
+        "direct": generator.choice([None, True, False]),
+        "rate": generator.choice([None, None, 0.2, 2.0, float("nan")]),
     }
-    return f"{made.dtypes.to_dict()} {asked}", lambda: _model(SERIES_RUN).forecast(made, **asked)
+    return f"{made.dtypes.to_dict()} {options}", lambda: _model(SERIES_RUN).forecast(
+        made, **options
+    )
 
 
-def text_call(dice):
+def text_call(generator):
     """Return a call of a model by the library or the lm-evaluation-harness, with odd texts and numbers."""
-    text, context = dice.choice(TEXTS), dice.choice(TEXTS)
-    rate = dice.choice([None, None, 0.2, 0.0, 1.0, -1.0, float("nan")])
+    text = generator.choice(TEXTS)
+    context = generator.choice(TEXTS)
+    rate = generator.choice([None, None, 0.2, 0.0, 1.0, -1.0, float("nan")])
     harness = ["harness"] if find_spec("lm_eval") else []
-    name = dice.choice(["spans", "tokens", "log_likelihood", "score", "generate", *harness])
+    name = generator.choice(["spans", "tokens", "log_likelihood", "score", "generate", *harness])
     if name == "harness":
-        return _harness_call(dice, context, text)
-    model = _model(dice.choice([RUN, RUN, RUN, SERIES_RUN]))
+        return _harness_call(generator, context, text)
+    model = _model(generator.choice([RUN, RUN, RUN, SERIES_RUN]))
     calls = {
         "spans": lambda: model.spans(text, rate=rate),
         "tokens": lambda: model.tokens(text, rate=rate),
@@ -214,17 +225,17 @@ def text_call(dice):
     return f"{name} {text!r} {context!r} {rate}", calls[name]
 
 
-def _harness_call(dice, context, text):
+def _harness_call(generator, context, text):
     harness = _harness()
-    wanted = {
-        "until": dice.choice([[], [text], text, None]),
-        "max_gen_toks": dice.choice([1, 3, 0]),
+    arguments = {
+        "until": generator.choice([[], [text], text, None]),
+        "max_gen_toks": generator.choice([1, 3, 0]),
     }
-    name, args = dice.choice(
+    name, args = generator.choice(
         [
             ("loglikelihood", (context, text)),
             ("loglikelihood_rolling", (text,)),
-            ("generate_until", (context, wanted)),
+            ("generate_until", (context, arguments)),
         ]
     )
     return f"{name} {args!r}", lambda: getattr(harness, name)(

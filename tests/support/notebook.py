@@ -28,7 +28,8 @@ def run(notebook: dict[str, Any]) -> None:
 
 def _outputs(tree: ast.Module, number: int, space: dict[str, Any]) -> list[dict[str, Any]]:
     last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
-    printed, value = io.StringIO(), None
+    printed = io.StringIO()
+    value = None
     with redirect_stdout(printed):
         exec(compile(tree, f"cell {number}", "exec"), space)
         if last is not None:

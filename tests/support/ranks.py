@@ -85,39 +85,41 @@ def updates(ranks, settings, *, steps=3, ragged=False, frozen=False):
         shift = torch.linspace(-0.3, 0.3, parameter.numel(), device=parameter.device)
         parameter.data.add_(shift.view_as(parameter))
     parts.lm.requires_grad_(not frozen)
-    team = DataParallelGroup.create(ranks, config.train, split_each_pass=parts.has_cross_step_state)
-    source = RankStream(load_corpus(config.data).streams(1, seed=config.seed), team.assignment)
+    group = DataParallelGroup.create(
+        ranks, config.train, split_each_pass=parts.has_cross_step_state
+    )
+    source = RankStream(load_corpus(config.data).streams(1, seed=config.seed), group.assignment)
     step_module = TrainingStep(parts, config.loss)
     optimizer = make_optimizer(config.train, parts.named_parameters())
     if config.hardware.fsdp_size > 1 and ranks.size > 1:
         optimizer = data_parallel.apply_fsdp(step_module, parts, optimizer, config, ranks)
     parameters = parts.named_parameters()
     parts.train()
-    found = []
+    results = []
     for step in range(steps):
         batches = []
-        for number in team.assignment.passes:
-            symbol_BN = source.next(len(team.assignment.rows)).symbols_on(torch.device("cpu"))
+        for number in group.assignment.passes:
+            symbol_BN = source.next(len(group.assignment.rows)).symbols_on(torch.device("cpu"))
             length_B = None
             if ragged:
                 lengths = np.random.default_rng([step, number]).integers(
                     5, 33, config.train.batch_size
                 )
                 length_B = torch.from_numpy(lengths)[
-                    team.assignment.rows.start : team.assignment.rows.stop
+                    group.assignment.rows.start : group.assignment.rows.stop
                 ]
             batches.append(
                 PassInput(symbol_BN, micro_batch_seed(config.seed, step, number), length_B)
             )
-        figures, rollouts = accumulate_gradients(step_module, batches, team)
+        figures, rollouts = accumulate_gradients(step_module, batches, group)
         gradients = gather_full_tensors(
             {name: p.grad for name, p in parameters.items() if p.grad is not None}
         )
         gradients = {name: gradient.clone() for name, gradient in gradients.items()}
         optimizer_step(optimizer, parameters, config.train.max_grad_norm)
-        further = policy_epochs(step_module, optimizer, rollouts, team, config.train.max_grad_norm)
-        found.append((figures.read() | ({} if further is None else further.read()), gradients))
-    return found, {
+        further = policy_epochs(step_module, optimizer, rollouts, group, config.train.max_grad_norm)
+        results.append((figures.read() | ({} if further is None else further.read()), gradients))
+    return results, {
         name: tensor.detach().clone()
         for name, tensor in gather_full_tensors(parts.state_dict()).items()
     }
@@ -130,7 +132,8 @@ def all_updates(ranks, cases):
 
 def largest_difference(one, other):
     """Return the largest differences of two results of ``updates``: in metrics, gradients, and final state."""
-    (steps, state), (other_steps, other_state) = one, other
+    (steps, state) = one
+    (other_steps, other_state) = other
     assert len(steps) == len(other_steps)
     worst = {"metrics": 0.0, "gradients": 0.0, "state": 0.0}
     for (metrics, gradients), (other_metrics, other_gradients) in zip(

@@ -23,10 +23,12 @@ import pandas as pd
 import yaml
 from matplotlib.figure import Figure
 from PIL import Image
+from tiny import overrides
 
 from tokenv.cli.main import error_message, run_command
 from tokenv.cli.run_job import do_job
 from tokenv.compare.job import Job, JobResult, read_result
+from tokenv.config.files import merge
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -58,27 +60,6 @@ VARIANCE = {
     "warmup": 1,
     "timings": 1,
 }
-
-
-def merge(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
-    """``one``, with what ``other`` changes."""
-    changed = {
-        k: merge(one[k], v) if isinstance(v, dict) and isinstance(one.get(k), dict) else v
-        for k, v in other.items()
-    }
-    return one | changed
-
-
-def words(settings: dict[str, Any], prefix: str = "") -> list[str]:
-    """Nested settings as words of a command line."""
-    found = []
-    for key, value in settings.items():
-        found += (
-            words(value, f"{prefix}{key}.")
-            if isinstance(value, dict)
-            else [f"{prefix}{key}={value}"]
-        )
-    return found
 
 
 def _nested(key: str, value: Any) -> dict[str, Any]:
@@ -123,40 +104,40 @@ def _of_run(settings: dict[str, Any]) -> dict[str, Any]:
 
 def _of_methods(methods: dict[str, Any], prefix: str = "") -> list[str]:
     """Return the words which shrink what methods change themselves."""
-    found = []
+    words = []
     for name, changes in methods.items():
         if (rate := (changes or {}).get("rate", 1)) < RATE:
-            found.append(f"{prefix}methods.{name}.rate={6 * rate}")
+            words.append(f"{prefix}methods.{name}.rate={6 * rate}")
         if "symbols" in (changes or {}).get("train", {}):
-            found.append(f"{prefix}methods.{name}.train.symbols={RUN['train']['symbols'] * 3 // 4}")
+            words.append(f"{prefix}methods.{name}.train.symbols={RUN['train']['symbols'] * 3 // 4}")
         if "vocabulary_size" in (changes or {}).get("agent", {}):
-            found.append(f"{prefix}methods.{name}.agent.vocabulary_size={VOCABULARY}")
-    return found
+            words.append(f"{prefix}methods.{name}.agent.vocabulary_size={VOCABULARY}")
+    return words
 
 
 def _of_comparison(settings: dict[str, Any], only: list[str] | None) -> list[str]:
     """Return the words which shrink a comparison: all methods (or those of ``only``) in small, with one seed."""
-    found = ["seeds=[0]", f"bpe_vocabulary={VOCABULARY}", "passages=1"]
+    words = ["seeds=[0]", f"bpe_vocabulary={VOCABULARY}", "passages=1"]
     if "base" in settings:
         base = content(settings["base"])
-        found += words(_of_run(base), "common.")
-        found += words(_of_run(base), "pretrain.") if settings.get("pretrain") else []
+        words += overrides(_of_run(base), "common.")
+        words += overrides(_of_run(base), "pretrain.") if settings.get("pretrain") else []
         if base["data"]["source"] == TABLE:
-            found.append("common.data.options.columns=OT")
-    found += ["forecast.windows=4"] if "forecast" in settings else []
+            words.append("common.data.options.columns=OT")
+    words += ["forecast.windows=4"] if "forecast" in settings else []
     for name, protocol in settings.get("protocols", {}).items():
         whole = content(protocol.get("base") or settings["base"])
         small = _of_run(merge(merge(whole, settings.get("common", {})), protocol.get("common", {})))
-        found += words(small, f"protocols.{name}.common.")
-        found += words(small, f"protocols.{name}.pretrain.") if "pretrain" in protocol else []
-    found += [f"tune.{key}={values[:1]}" for key, values in settings.get("tune", {}).items()]
+        words += overrides(small, f"protocols.{name}.common.")
+        words += overrides(small, f"protocols.{name}.pretrain.") if "pretrain" in protocol else []
+    words += [f"tune.{key}={values[:1]}" for key, values in settings.get("tune", {}).items()]
     if settings.get("tune"):
-        found.append("tune_seeds=[100]")
-    found += _of_methods(settings["methods"])
+        words.append("tune_seeds=[100]")
+    words += _of_methods(settings["methods"])
     for protocol, own in settings.get("protocols", {}).items():
-        found += [f"protocols.{protocol}.seeds=[0]"] if "seeds" in own else []
-        found += _of_methods(own.get("methods", {}), f"protocols.{protocol}.")
-    return found + ([f"only={only}"] if only else [])
+        words += [f"protocols.{protocol}.seeds=[0]"] if "seeds" in own else []
+        words += _of_methods(own.get("methods", {}), f"protocols.{protocol}.")
+    return words + ([f"only={only}"] if only else [])
 
 
 def shrink(line: list[str], only: list[str] | None = None) -> list[str]:
@@ -169,9 +150,10 @@ def shrink(line: list[str], only: list[str] | None = None) -> list[str]:
     Raises:
         ValueError: this command is unknown here; say above how it is made small.
     """
-    command, said = line[0], line[2:]
-    names = [word for word in said if "=" not in word]
-    given = dict(word.split("=", 1) for word in said if "=" in word)
+    command = line[0]
+    arguments = line[2:]
+    names = [word for word in arguments if "=" not in word]
+    given = dict(word.split("=", 1) for word in arguments if "=" in word)
     if command in ("check", "configs", "list") or "print_config" in line or "--help" in line:
         return line
     if command == "compare":
@@ -197,14 +179,17 @@ def shrink(line: list[str], only: list[str] | None = None) -> list[str]:
                     if key in given
                     else settings
                 )
-            more = words(_of_run(settings))
+            more = overrides(_of_run(settings))
             if "data.source" in given:  # a file that stands there already, or another synthetic one
                 more.append(f"data.source={given['data.source']}")
         if command == "bench":
             more += ["horizon=6", "codec.horizon=6"] if "horizon" in given else []
             return [*line, *more, "repeats=1"]
         if command == "variance":
-            more += [*words(VARIANCE), f"credit_draws={min(2, int(given.get('credit_draws', 2)))}"]
+            more += [
+                *overrides(VARIANCE),
+                f"credit_draws={min(2, int(given.get('credit_draws', 2)))}",
+            ]
             more += [] if "estimators" in given else ["estimators=['reinforce', 'rloo']"]
             more += ["seq_len=24"] if int(given.get("seq_len", 0)) > 24 else []
         return [*line, *more]
@@ -218,18 +203,19 @@ def shrink(line: list[str], only: list[str] | None = None) -> list[str]:
     }
     if command not in small:
         raise ValueError(f"tokenv {command}: nobody has said how to make it small")
-    return [*line, *words(small[command])]
+    return [*line, *overrides(small[command])]
 
 
 def stand_ins(folder: Path) -> None:
     """Write the files which shrunk lines read: texts, tables of series, questions for two tasks."""
-    dice = random.Random(0)
+    generator = random.Random(0)
     rows = []
     for number in range(120):
-        said = " ".join(
-            dice.choice(("the", "of", "return", "self", "token", f"x{number}")) for _ in range(30)
+        sentence = " ".join(
+            generator.choice(("the", "of", "return", "self", "token", f"x{number}"))
+            for _ in range(30)
         )
-        text = f"def f_{number}(x):\n    return {said!r}\n"
+        text = f"def f_{number}(x):\n    return {sentence!r}\n"
         rows.append({"text": text, "content": text})
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     (folder / TEXTS).write_text(lines)
@@ -237,11 +223,11 @@ def stand_ins(folder: Path) -> None:
     for name in ("train", "valid"):
         with lzma.open(folder / f"{BOOKS}.{name}.jsonl.xz", "wt") as file:
             file.writelines(json.dumps({"text": f"{name} {row['text']}"}) + "\n" for row in rows)
-    _table(folder / TABLE, ETT, 20 * 30 * 24, dice)
-    _table(folder / "new.csv", ETT, 200, dice)
-    _table(folder / "my.csv", ("load", "price"), 600, dice)
+    _table(folder / TABLE, ETT, 20 * 30 * 24, generator)
+    _table(folder / "new.csv", ETT, 200, generator)
+    _table(folder / "my.csv", ("load", "price"), 600, generator)
     for name in ("ecg60", "ecg100"):
-        pd.DataFrame({"mlii": [dice.gauss(0, 1) for _ in range(2000)]}).to_parquet(
+        pd.DataFrame({"mlii": [generator.gauss(0, 1) for _ in range(2000)]}).to_parquet(
             folder / f"{name}.parquet"
         )
     (folder / "lambada_test.jsonl").write_text(
@@ -252,7 +238,7 @@ def stand_ins(folder: Path) -> None:
     (folder / "piqa_valid_labels.lst").write_text("0\n" * 3)
 
 
-def _table(path: Path, columns: tuple[str, ...], hours: int, dice: random.Random) -> None:
+def _table(path: Path, columns: tuple[str, ...], hours: int, generator: random.Random) -> None:
     with path.open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(["date", *columns])
@@ -263,7 +249,7 @@ def _table(path: Path, columns: tuple[str, ...], hours: int, dice: random.Random
                 [
                     date,
                     *(
-                        f"{wave * (place + 1) + dice.gauss(0, 0.3):.3f}"
+                        f"{wave * (place + 1) + generator.gauss(0, 0.3):.3f}"
                         for place in range(len(columns))
                     ),
                 ]
@@ -277,7 +263,8 @@ def tokenv(line: list[str]) -> None:
         SystemExit: the command refused them.
     """
     module, _, function = PROJECT["scripts"]["tokenv"].partition(":")
-    before, sys.argv = sys.argv, ["tokenv", *line]
+    before = sys.argv
+    sys.argv = ["tokenv", *line]
     try:
         getattr(importlib.import_module(module), function)()
     finally:

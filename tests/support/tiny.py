@@ -36,3 +36,14 @@ SETTINGS: dict[str, Any] = {
 def settings(**sections: dict[str, Any]) -> dict[str, Any]:
     """Return the settings with other values in some sections."""
     return merge(SETTINGS, sections)
+
+
+def overrides(settings: dict[str, Any], prefix: str = "") -> list[str]:
+    """Return nested settings as words of a command line."""
+    words = []
+    for key, value in settings.items():
+        if isinstance(value, dict):
+            words += overrides(value, f"{prefix}{key}.")
+        else:
+            words.append(f"{prefix}{key}={value}")
+    return words

@@ -24,7 +24,7 @@ def test_every_agent_passes(name):
 
 
 @pytest.mark.parametrize("name", ["learned", "exact_count", "uniform", "random"])
-def test_so_does_every_agent_that_is_told_its_rate(name):
+def test_every_rate_conditioned_agent_passes(name):
     check_agent(name, rates=RateRange(0.3, 0.6))
 
 

@@ -112,7 +112,7 @@ class Raises(Small):
         (Raises, "sample.. of parameters .* fails with IndexError"),
     ],
 )
-def test_what_is_wrong_is_said(codec, message):
+def test_a_wrong_codec_is_reported(codec, message):
     with pytest.raises(AssertionError, match=f"codec {codec.__name__}: .*{message}"):
         check_codec(codec)
 

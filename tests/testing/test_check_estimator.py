@@ -110,7 +110,8 @@ class Forgetful(Stage):
         self.last = 0.0
 
     def forward(self, td):
-        advantage, last = td[keys.ADVANTAGE], self.last
+        advantage = td[keys.ADVANTAGE]
+        last = self.last
         self.last = advantage.mean().item()
         return td.set(keys.ADVANTAGE, advantage - last)
 
@@ -213,14 +214,14 @@ def test_exceptions_of_a_stage_are_reported_with_the_action():
 
 def test_unchecked_properties_are_returned():
     assert check_estimator("leave_one_out", windows=(0,), gamma=1.0) == []
-    (told,) = check_estimator("leave_one_out", windows=(0,), gamma=0.9)
+    (unchecked,) = check_estimator("leave_one_out", windows=(0,), gamma=0.9)
     assert (
-        told
+        unchecked
         == "window 0: the expected gradient, for discounting biases it: check it with gamma=1.0, too"
     )
-    (told,) = check_estimator("straight", windows=(0,))
+    (unchecked,) = check_estimator("straight", windows=(0,))
     assert (
-        told
+        unchecked
         == "window 0: the expected gradient, for it declares itself biased (a part says unbiased = False)"
     )
     assert len(check_estimator("leave_one_out", gamma=0.9)) == 2

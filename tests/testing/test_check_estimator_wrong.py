@@ -224,14 +224,14 @@ LONG = {"later actions, 4 samples", "own late action, 4 samples", "updated first
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in LONG)) for name in WRONG]
 )
-def test_it_is_found(name):
+def test_a_wrong_estimator_is_reported(name):
     """Either by an error, or by what is returned as not exact."""
     try:
-        said = "".join(check_estimator(WRONG[name], windows=(2,)))
+        report = "".join(check_estimator(WRONG[name], windows=(2,)))
     except AssertionError as error:
-        said = str(error)
-    assert "gradient" in said
-    assert "off" in said
+        report = str(error)
+    assert "gradient" in report
+    assert "off" in report
 
 
 @pytest.mark.parametrize(

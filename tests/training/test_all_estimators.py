@@ -104,7 +104,8 @@ def test_importance_weights_are_logged(tiny_settings, tmp_path):
 
 
 def test_head_epochs_change_the_policy_alone_at_little_cost(tiny_settings, tmp_path):
-    first, flops = {}, {}
+    first = {}
+    flops = {}
     for steps in (0, 3):
         changes = {
             "estimator": {"name": "reinforce", "head_epochs": steps},

@@ -49,8 +49,8 @@ def test_the_explained_variance_is_that_of_the_credits(name: str) -> None:
     for _ in range(3):  # a running mean has learned something
         estimator(td := td.detach())
     credit = Discount(0.9)(EarlyExit()(td.clone()))[keys.ADVANTAGE]
-    found = td[keys.DIAGNOSTICS, "explained_variance"]
-    assert found.unique().item() == pytest.approx(
+    logged = td[keys.DIAGNOSTICS, "explained_variance"]
+    assert logged.unique().item() == pytest.approx(
         explained(credit, td[keys.ADVANTAGE], td[keys.DECISION_MASK])
     )
 
@@ -59,8 +59,8 @@ def test_a_lambda_returns_critic_is_the_other_texts_mean() -> None:
     _, td = drawn()
     recipes.lambda_return(gamma=0.9)(td)
     credit = Discount(0.9)(EarlyExit()(td.clone()))[keys.ADVANTAGE]
-    found = td[keys.DIAGNOSTICS, "explained_variance"].unique().item()
-    assert found == pytest.approx(
+    logged = td[keys.DIAGNOSTICS, "explained_variance"].unique().item()
+    assert logged == pytest.approx(
         explained(credit, credit - credit.flip(0), td[keys.DECISION_MASK])
     )
 
@@ -112,12 +112,13 @@ def test_boundary_enrichment_is_the_loss_after_boundaries_minus_that_elsewhere()
     components = build_components(resolve([], settings(estimator={"name": "rloo"})))
     td = rollout(components.lm, components.agent, torch.randint(9, (2, 32)), components.sampling)
     losses = compute_losses(td, components)
-    found = rollout_metrics(td, losses, components)
+    metrics = rollout_metrics(td, losses, components)
     for name, key in (
         ("boundary_enrichment", keys.LOG_LIKELIHOOD),
         ("boundary_enrichment_early", keys.LOG_LIKELIHOOD_EARLY),
     ):
-        after, elsewhere = [], []
+        after = []
+        elsewhere = []
         for a, bits, decided in zip(
             td[keys.ACTION].flatten(),
             (-td[key] / math.log(2)).flatten(),
@@ -126,7 +127,7 @@ def test_boundary_enrichment_is_the_loss_after_boundaries_minus_that_elsewhere()
         ):
             if decided:
                 (after if a else elsewhere).append(bits.item())
-        assert found[name].item() == pytest.approx(
+        assert metrics[name].item() == pytest.approx(
             sum(after) / len(after) - sum(elsewhere) / len(elsewhere), abs=1e-6
         )
     td[keys.ACTION] = td[keys.ACTION] * (td[keys.POSITION] == 0)
@@ -141,12 +142,12 @@ def test_advantages_are_zero_where_samples_agree() -> None:
     td = rollout(
         components.lm, components.agent, torch.randint(9, (4, 32)), components.sampling, noise=noise
     )
-    found = rollout_metrics(td, compute_losses(td, components), components)[
+    fraction = rollout_metrics(td, compute_losses(td, components), components)[
         "advantage_zero_fraction"
     ].item()
     advantage = td[keys.ADVANTAGE][td[keys.DECISION_MASK]]
-    assert found == pytest.approx((advantage.abs() < 1e-5).double().mean().item())
-    assert 0.5 <= found < 1
+    assert fraction == pytest.approx((advantage.abs() < 1e-5).double().mean().item())
+    assert 0.5 <= fraction < 1
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,8 @@ def settings(tiny_settings, old):
 @pytest.mark.parametrize("estimator", ["reinforce", "straight", "rloo_clipped"])
 def test_a_frozen_model_stays_as_it_was(settings, old, tmp_path, estimator):
     config = resolve([], merge(settings, {"freeze_lm": True, "estimator": {"name": estimator}}))
-    before, parts = of_lm(old), build_components(config)
+    before = of_lm(old)
+    parts = build_components(config)
     assert not any(name.startswith("lm.") for name in parts.named_parameters())
     history = run(config, tmp_path / "new")
     after = of_lm(tmp_path / "new")
@@ -77,7 +78,8 @@ def test_a_frozen_pass_costs_a_third(settings):
 
 
 def test_a_trained_on_model_begins_where_the_other_ended(settings, tiny_settings, old):
-    config, best = resolve([], settings), checkpoints.find(old, "best")
+    config = resolve([], settings)
+    best = checkpoints.find(old, "best")
     tensors = build_components(config).state_dict()
     assert config.init_from == str(best.resolve())
     assert all(torch.equal(tensors[name], x) for name, x in of_lm(old).items())
@@ -169,6 +171,6 @@ def test_a_frozen_model_needs_a_trained_early_exit_for_rewards(tiny_settings, se
     with pytest.raises(UserError, match=r"its early exit was not trained.* loss\.early=0\.1"):
         build_components(resolve([], changes))
     build_components(resolve([], merge(changes, {"estimator": {"name": "straight"}})))
-    wanted = {"agent": {"name": "uniform"}, "loss": {"early": 0.1}}
-    run(resolve([], merge(tiny_settings, wanted)), tmp_path / "wanted")
-    build_components(resolve([], merge(changes, {"init_from": str(tmp_path / "wanted")})))
+    updates = {"agent": {"name": "uniform"}, "loss": {"early": 0.1}}
+    run(resolve([], merge(tiny_settings, updates)), tmp_path / "with_early_exit")
+    build_components(resolve([], merge(changes, {"init_from": str(tmp_path / "with_early_exit")})))

@@ -24,7 +24,7 @@ try:
                 print("loop", flush=True)
                 while not interrupt.requested:
                     time.sleep(0.05)
-                print("asked", flush=True)
+                print("requested", flush=True)
                 if "slow" in sys.argv:
                     time.sleep(60)
                 interrupt.raise_interrupt()
@@ -33,18 +33,20 @@ try:
             time.sleep(0.5)
             print("written", flush=True)
 except KeyboardInterrupt:
-    print("told", flush=True)
+    print("interrupted", flush=True)
 """
-INT, TERM, HUP = signal.SIGINT, signal.SIGTERM, signal.SIGHUP
+INT = signal.SIGINT
+TERM = signal.SIGTERM
+HUP = signal.SIGHUP
 
 
 @pytest.mark.parametrize(
     ("words", "signals"),
     [
         ([], [("loop", INT), ("stopping", INT), ("stopping", INT)]),
-        ([], [("loop", TERM), ("asked", TERM), ("stopping", TERM)]),
+        ([], [("loop", TERM), ("requested", TERM), ("stopping", TERM)]),
         ([], [("loop", HUP), ("loop", HUP), ("stopping", INT)]),
-        (["slow"], [("loop", INT), ("asked", INT), ("stopping", INT), ("stopping", TERM)]),
+        (["slow"], [("loop", INT), ("requested", INT), ("stopping", INT), ("stopping", TERM)]),
         (["early"], [("before", TERM), ("stopping", INT)]),
         (["nohup"], [("loop", HUP), ("loop", INT)]),
     ],
@@ -60,13 +62,13 @@ def test_every_stop_signal_is_one_interrupt_which_is_recorded(
         text=True,
     ) as process:
         assert process.stdout is not None
-        said: list[str] = []
+        printed: list[str] = []
         for word, number in signals:
-            while word not in said:
+            while word not in printed:
                 line = process.stdout.readline().strip()
-                assert line, said
-                said.append(line)
+                assert line, printed
+                printed.append(line)
             process.send_signal(number)
-        said += process.stdout.read().split()
+        printed += process.stdout.read().split()
     assert process.returncode == 0
-    assert said[-3:] == ["stopping", "written", "told"]
+    assert printed[-3:] == ["stopping", "written", "interrupted"]

@@ -37,8 +37,8 @@ def test_orthogonalize_changes_singular_values_alone(
     matrices = [
         scale * torch.randn(shape, generator=numbers, dtype=torch.float64) for shape in shapes
     ]
-    for matrix, found in zip(matrices, orthogonalize(matrices), strict=True):
-        assert torch.allclose(found, reference(matrix), atol=1e-8)
+    for matrix, orthogonal in zip(matrices, orthogonalize(matrices), strict=True):
+        assert torch.allclose(orthogonal, reference(matrix), atol=1e-8)
 
 
 def test_singular_values_come_near_one_and_zero_stays_zero() -> None:
@@ -53,11 +53,9 @@ def some_steps(
     config: TrainConfig, parameters: dict[str, torch.nn.Parameter]
 ) -> list[dict[str, Tensor]]:
     """Make three steps, and return their gradients."""
-    optimizer, numbers, made = (
-        optimizers.make_optimizer(config, parameters),
-        torch.Generator().manual_seed(0),
-        [],
-    )
+    optimizer = optimizers.make_optimizer(config, parameters)
+    numbers = torch.Generator().manual_seed(0)
+    made = []
     for _ in range(3):
         made.append(
             {
@@ -73,7 +71,8 @@ def some_steps(
 
 def after_steps(start: Tensor, gradients: list[Tensor]) -> Tensor:
     """One matrix, with a learning rate of 0.01, a weight decay of 0.1 and a momentum of 0.8."""
-    matrix, momentum = start, torch.zeros_like(start)
+    matrix = start
+    momentum = torch.zeros_like(start)
     for gradient in gradients:
         momentum = 0.8 * momentum + 0.2 * gradient
         step = 0.2 * max(matrix.shape) ** 0.5 * reference(0.8 * momentum + 0.2 * gradient)
@@ -91,14 +90,18 @@ def test_muon_optimizes_matrices_of_layers_and_adamw_all_others(
         "weight_decay": 0.1,
         "beta1": 0.8,
     }
-    found: dict[str, dict[str, torch.nn.Parameter]] = {}
+    parameters: dict[str, dict[str, torch.nn.Parameter]] = {}
     for optimizer in ("adamw", "muon"):
         tiny_settings["train"]["optimizer"] = optimizer
         config = resolve([], tiny_settings)
-        found[optimizer] = build_components(config).named_parameters()
-        start = {name: parameter.detach().clone() for name, parameter in found[optimizer].items()}
-        gradients = some_steps(config.train, found[optimizer])
-    others = {name for name in start if torch.equal(found["muon"][name], found["adamw"][name])}
+        parameters[optimizer] = build_components(config).named_parameters()
+        start = {
+            name: parameter.detach().clone() for name, parameter in parameters[optimizer].items()
+        }
+        gradients = some_steps(config.train, parameters[optimizer])
+    others = {
+        name for name in start if torch.equal(parameters["muon"][name], parameters["adamw"][name])
+    }
     matrices = ("qkv", "out", "mlp.gate_up", "mlp.down")
     layers = {
         f"lm.{part}.0.{matrix}.weight" for part in ("down", "mid", "up") for matrix in matrices
@@ -109,7 +112,7 @@ def test_muon_optimizes_matrices_of_layers_and_adamw_all_others(
         expected = torch.cat(
             [after_steps(first, list(rest)) for first, *rest in zip(*of_one, strict=True)]
         )
-        assert torch.allclose(found["muon"][name], expected, atol=1e-9), name
+        assert torch.allclose(parameters["muon"][name], expected, atol=1e-9), name
 
 
 def test_steps_equal_those_of_torch() -> None:
@@ -125,7 +128,8 @@ def test_steps_equal_those_of_torch() -> None:
     for gradients in some_steps(config, ours):
         theirs.grad = gradients["lm.mid.0.out.weight"]
         peer.step()
-    moved, expected = ours["lm.mid.0.out.weight"].detach() - start, theirs.detach() - start
+    moved = ours["lm.mid.0.out.weight"].detach() - start
+    expected = theirs.detach() - start
     assert (moved - expected).norm() < 0.02 * expected.norm()
 
 

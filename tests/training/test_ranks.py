@@ -6,7 +6,7 @@ import signal
 import pytest
 import ranks as support
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tokenv.config import registry
@@ -188,7 +188,8 @@ def ended(ranks, work):
 
 def broken(ranks, folder, change):
     """Train a run in which rank 1 alone changes the loss in the second step."""
-    calls, total = 0, update.total_loss
+    calls = 0
+    total = update.total_loss
 
     def changed(*arguments):
         nonlocal calls
@@ -271,7 +272,8 @@ def alone(tmp_path_factory):
 @pytest.fixture(scope="module")
 def streamed_alone(tmp_path_factory):
     """Train the streamed run in one process."""
-    tables, folder = tmp_path_factory.mktemp("tables"), tmp_path_factory.mktemp("streamed")
+    tables = tmp_path_factory.mktemp("tables")
+    folder = tmp_path_factory.mktemp("streamed")
     support.write_tables(tables)
     return trained(Ranks(), streamed(tables), folder), folder, tables
 
@@ -283,45 +285,47 @@ def pair(tmp_path_factory, alone, streamed_alone):
     saved = checkpoints.list_complete(alone[1])[0]
     _, streaming, tables = streamed_alone
     more = tables, checkpoints.list_complete(streaming)[0]
-    found = support.in_processes(2, all_in_a_pair, folder / "told", cases, folder, saved, *more)
-    assert all(isinstance(each, dict) for each in found), found
-    return found, cases, folder
+    results = support.in_processes(
+        2, all_in_a_pair, folder / "results", cases, folder, saved, *more
+    )
+    assert all(isinstance(each, dict) for each in results), results
+    return results, cases, folder
 
 
 def assert_alike(name, one, several):
     """Check that updates of one process and of several agree, where the noise and fixed agents compute in float32."""
-    for found in several:
-        for part, difference in support.largest_difference(one, found).items():
+    for result in several:
+        for part, difference in support.largest_difference(one, result).items():
             coarse = part == "metrics" and name.startswith("agent") and name != "agent exact_count"
             assert difference < (1e-6 if coarse else EXACT), (name, part)
 
 
 @pytest.mark.parametrize("name", QUICK)
 def test_two_ranks_equal_one(pair, name):
-    found, cases, _ = pair
+    results, cases, _ = pair
     case, how = cases[name]
     assert_alike(
-        name, support.updates(Ranks(), case, **how), [each["updates"][name] for each in found]
+        name, support.updates(Ranks(), case, **how), [each["updates"][name] for each in results]
     )
 
 
 @pytest.mark.parametrize("name", SHARDED)
 def test_two_ranks_with_a_sharded_model_equal_one(pair, name):
-    found, cases, _ = pair
+    results, cases, _ = pair
     case, how = cases[name]
     assert_alike(
         name,
         support.updates(Ranks(), case, **how),
-        [each["sharded updates"][name] for each in found],
+        [each["sharded updates"][name] for each in results],
     )
 
 
 def test_ranks_which_share_a_model_may_differ_in_activation_checkpointing(pair):
-    found, _, _ = pair
+    results, _, _ = pair
     assert_alike(
         "reinforce",
         support.updates(Ranks(), TINY),
-        [each["sharded, one recomputes"] for each in found],
+        [each["sharded, one recomputes"] for each in results],
     )
 
 
@@ -333,10 +337,10 @@ def test_two_and_four_ranks_equal_one_for_every_component(tmp_path, world, shard
         name: (merge(case, {"hardware": {"fsdp_size": shard}}), how)
         for name, (case, how) in cases.items()
     }
-    found = support.in_processes(world, support.all_updates, tmp_path / "told", cases)
-    assert all(isinstance(each, dict) for each in found), found
+    results = support.in_processes(world, support.all_updates, tmp_path / "results", cases)
+    assert all(isinstance(each, dict) for each in results), results
     for name, (case, how) in cases.items():
-        assert_alike(name, support.updates(Ranks(), case, **how), [each[name] for each in found])
+        assert_alike(name, support.updates(Ranks(), case, **how), [each[name] for each in results])
 
 
 def assert_same_run(history, expected):
@@ -348,8 +352,8 @@ def assert_same_run(history, expected):
 
 @pytest.mark.parametrize("kind", ["run", "sharded"])
 def test_a_run_of_two_ranks_equals_the_run_of_one(pair, alone, kind):
-    found, _, folder = pair
-    for each in found:
+    results, _, folder = pair
+    for each in results:
         assert_same_run(each[kind], alone[0])
     assert {"calibrated/bits_per_byte", "validation/standard_error"} <= alone[0].keys()
     one, two = (
@@ -366,8 +370,8 @@ def test_a_run_of_two_ranks_equals_the_run_of_one(pair, alone, kind):
 def test_one_and_two_ranks_resume_from_each_others_checkpoints(
     pair, alone, tmp_path, kind, resumed
 ):
-    found, _, folder = pair
-    for each in found:
+    results, _, folder = pair
+    for each in results:
         assert_same_run(each[resumed], alone[0])
     saved = checkpoints.list_complete(folder / kind)[0]
     assert_same_run(trained(Ranks(), RUN, tmp_path, saved), alone[0])
@@ -376,9 +380,9 @@ def test_one_and_two_ranks_resume_from_each_others_checkpoints(
 def test_a_streamed_run_of_two_ranks_equals_one_and_resumes_with_either(
     pair, streamed_alone, tmp_path
 ):
-    found, _, folder = pair
+    results, _, folder = pair
     history, saved_alone, tables = streamed_alone
-    for each in found:
+    for each in results:
         assert_same_run(each["streamed"], history)
         assert_same_run(each["streamed, resumed"], history)
     for one, two in zip(
@@ -397,24 +401,24 @@ def test_a_streamed_run_of_two_ranks_equals_one_and_resumes_with_either(
 def test_four_ranks_resume_from_a_checkpoint_of_two(pair, alone, tmp_path):
     saved = checkpoints.list_complete(pair[2] / "run")[0]
     for history in support.in_processes(
-        4, trained, tmp_path / "told", RUN, tmp_path / "run", saved
+        4, trained, tmp_path / "results", RUN, tmp_path / "run", saved
     ):
         assert_same_run(history, alone[0])
 
 
 def test_a_nonfinite_loss_on_one_rank_stops_all(pair):
-    found, _, folder = pair
-    for each in found:
+    results, _, folder = pair
+    for each in results:
         assert each["not finite"].startswith("NotFiniteError: step 1: ")
     (saved,) = checkpoints.list_complete(folder / "nan")
-    assert f"the last good checkpoint is {saved}" in found[0]["not finite"]
+    assert f"the last good checkpoint is {saved}" in results[0]["not finite"]
 
 
 def test_a_signal_to_one_rank_stops_all_after_the_same_step_with_a_checkpoint(
     pair, alone, tmp_path
 ):
-    found, _, folder = pair
-    assert [each["interrupted"] for each in found] == ["KeyboardInterrupt: "] * 2
+    results, _, folder = pair
+    assert [each["interrupted"] for each in results] == ["KeyboardInterrupt: "] * 2
     saved = checkpoints.list_complete(folder / "interrupted")
     assert [path.name for path in saved] == ["step-00000001"] + ["step-00000002"] * (len(saved) - 1)
     assert_same_run(trained(Ranks(), RUN, tmp_path, saved[-1]), alone[0])
@@ -426,9 +430,9 @@ def test_two_ranks_imitate_as_one(pair, tmp_path):
 
 
 def test_an_error_on_one_rank_is_reported_by_the_first(pair):
-    found, *_ = pair
-    assert [each["one fails"] for each in found] == ["RanksError: rank 1: no such file"] * 2
-    assert [each["none fails"] for each in found] == [0, 1]
+    results, *_ = pair
+    assert [each["one fails"] for each in results] == ["RanksError: rank 1: no such file"] * 2
+    assert [each["none fails"] for each in results] == [0, 1]
 
 
 def test_different_ranks_are_rejected(pair):
@@ -471,7 +475,6 @@ def test_which_components_have_cross_step_state():
     }
 
 
-@settings(deadline=None)
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(1, 12), st.booleans())
 def test_every_sequence_belongs_to_exactly_one_rank(accumulate, batch_size, world, split_each_pass):
     fits = batch_size % world == 0 if split_each_pass else (accumulate * batch_size) % world == 0

@@ -41,15 +41,15 @@ def parts(window):
 
 def policy_logits(agent, x_TD, action_T):
     """Add the base term and one term for each of the earlier boundaries which the filter covers."""
-    found = []
+    logits = []
     for i in range(len(action_T)):
         value = agent.projection.weight @ x_TD[i] + agent.projection.bias
         raw = value[0]
         for j in range(1, len(value)):
             if i >= j:
                 raw = raw + value[j] * float(action_T[i - j])
-        found.append(CAP * torch.tanh((raw / SCALE + math.log(RATE / (1 - RATE))) / CAP))
-    return found
+        logits.append(CAP * torch.tanh((raw / SCALE + math.log(RATE / (1 - RATE))) / CAP))
+    return logits
 
 
 def draw(agent, x_TD, noise_T, length, off_policy):
@@ -75,12 +75,16 @@ def released_losses(lm, agent, symbol_BN, length_B, noise_BT, off_policy):
     late = lm.codec.logits(lm.decode(x_BND, action_BT)).log_softmax(-1)
     early = lm.codec.logits(lm.early_exit(x_BND)).log_softmax(-1)
     target_BT1 = symbol_BN[:, 1:, None]
-    late_BT, early_BT = -late.gather(-1, target_BT1)[..., 0], -early.gather(-1, target_BT1)[..., 0]
+    late_BT = -late.gather(-1, target_BT1)[..., 0]
+    early_BT = -early.gather(-1, target_BT1)[..., 0]
     reward = [
         [(early_BT[b, t] - late_BT[b, t]).item() for t in range(length_B[b] - 1)]
         for b in range(BATCH)
     ]
-    policy_sum, logit_sum, prob_sum, positions = 0.0, 0.0, 0.0, sum(length_B)
+    policy_sum = 0.0
+    logit_sum = 0.0
+    prob_sum = 0.0
+    positions = sum(length_B)
     for b in range(BATCH):
         credit = 0.0
         logits = policy_logits(agent, x_BND[b], action_BT[b])
@@ -127,7 +131,8 @@ def test_an_update_is_the_released_one(window, lengths, off_policy):
 
     # The released code divides every sum by all bytes; ours are means over predicted bytes and over decisions.
     positions = sum(lengths)
-    predictions, decisions = BATCH * (LENGTH - 1) / positions, (positions - 2 * BATCH) / positions
+    predictions = BATCH * (LENGTH - 1) / positions
+    decisions = (positions - 2 * BATCH) / positions
     weights = LossConfig(
         likelihood=WEIGHTS["likelihood"] * predictions,
         early=WEIGHTS["early"] * predictions,
@@ -138,12 +143,12 @@ def test_an_update_is_the_released_one(window, lengths, off_policy):
     step = TrainingStep(
         Components(lm, agent, estimator, LogitPressure(RATE, count_forced=True)), weights
     )
-    found = step(PassInput(symbol_BN, seed=0, length_B=torch.tensor(lengths), noise=noise_BT))
-    found.total.backward()
+    losses = step(PassInput(symbol_BN, seed=0, length_B=torch.tensor(lengths), noise=noise_BT))
+    losses.total.backward()
     scale = SimpleNamespace(lm=predictions, early=predictions, policy=decisions, rate=decisions)
     for name, value in expected.items():
         torch.testing.assert_close(
-            found.shares[name] * getattr(scale, name), value.detach(), **EXACT
+            losses.shares[name] * getattr(scale, name), value.detach(), **EXACT
         )
     for (name, parameter), true in zip(parameters.items(), gradient, strict=True):
         torch.testing.assert_close(parameter.grad, true, **EXACT, msg=name)

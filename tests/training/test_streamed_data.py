@@ -2,10 +2,10 @@
 
 import os
 import signal
-import threading
 
 import pytest
 import ranks as support
+from threads import prefetch_threads
 from tiny import settings
 
 from tokenv.config.files import resolve
@@ -36,27 +36,23 @@ def whole(config, tmp_path_factory):
     return trained(config, tmp_path_factory.mktemp("whole"))
 
 
-def reading_ahead():
-    return [thread for thread in threading.enumerate() if thread.name == "tokenv reads ahead"]
-
-
 def test_reading_ahead_changes_no_bit(config, whole, tmp_path, monkeypatch):
-    assert not reading_ahead()
-    seen = []
+    assert not prefetch_threads()
+    threads = []
 
-    def told(*_):
-        seen.append(len(reading_ahead()))
+    def count_threads(*_):
+        threads.append(len(prefetch_threads()))
 
-    assert trained(config, tmp_path / "ahead", log=told) == whole
-    assert max(seen) == 1
+    assert trained(config, tmp_path / "ahead", log=count_threads) == whole
+    assert max(threads) == 1
     corpus = load_corpus(config.data)
     assert corpus.streamed
     monkeypatch.setattr(
         Corpus, "streamed", property(lambda _: False, lambda *_: None), raising=False
     )
-    seen.clear()
-    assert trained(config, tmp_path / "direct", log=told) == whole
-    assert max(seen) == 0
+    threads.clear()
+    assert trained(config, tmp_path / "direct", log=count_threads) == whole
+    assert max(threads) == 0
 
 
 def test_a_stopped_and_resumed_run_is_the_same(config, whole, tmp_path):
@@ -66,7 +62,7 @@ def test_a_stopped_and_resumed_run_is_the_same(config, whole, tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         train(config, tmp_path / "one", interrupt)
-    assert not reading_ahead()
+    assert not prefetch_threads()
     saved = checkpoints.list_complete(tmp_path / "one")[-1]
     assert checkpoints.load(saved).state["symbols"] == 768
     assert trained(config, tmp_path / "two", resume=checkpoints.load(saved)) == whole
@@ -87,4 +83,4 @@ def test_unreadable_data_is_reported_to_the_user(config, tmp_path, monkeypatch):
     monkeypatch.setattr(StreamingDataset, "rows", broken)
     with pytest.raises(UserError, match="the line is dead: expected a connection"):
         train(config, tmp_path, lambda name, *_: begun.append(name))
-    assert not reading_ahead()
+    assert not prefetch_threads()

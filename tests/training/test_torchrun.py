@@ -51,8 +51,8 @@ def start(count: int, *words: str) -> subprocess.Popen[str]:
 
 def messages(process: subprocess.Popen[str]) -> list[str]:
     """Return the last messages of tokenv."""
-    _, said = process.communicate(timeout=120)
-    return [line for line in said.splitlines() if line.startswith("tokenv: ")]
+    _, printed = process.communicate(timeout=120)
+    return [line for line in printed.splitlines() if line.startswith("tokenv: ")]
 
 
 def wait_for_checkpoint(run: Path) -> None:
@@ -63,18 +63,19 @@ def wait_for_checkpoint(run: Path) -> None:
 
 
 def metrics(run: str) -> dict[str, Any]:
-    told = json.loads((Path(run) / "metrics.json").read_text())
+    stored = json.loads((Path(run) / "metrics.json").read_text())
     return {
-        name: (of["steps"], of["values"]) for name, of in told.items() if "per_second" not in name
+        name: (of["steps"], of["values"]) for name, of in stored.items() if "per_second" not in name
     }
 
 
 def assert_same_run(run: str, expected: str) -> None:
-    found, wanted = metrics(run), metrics(expected)
-    assert found.keys() == wanted.keys()
-    for name, (steps, values) in wanted.items():
-        assert found[name][0] == steps
-        assert found[name][1] == pytest.approx(values, rel=1e-6, abs=1e-9, nan_ok=True), name
+    actual = metrics(run)
+    reference = metrics(expected)
+    assert actual.keys() == reference.keys()
+    for name, (steps, values) in reference.items():
+        assert actual[name][0] == steps
+        assert actual[name][1] == pytest.approx(values, rel=1e-6, abs=1e-9, nan_ok=True), name
 
 
 def test_two_processes_equal_one_stop_are_lost_and_resume() -> None:
@@ -99,8 +100,8 @@ def test_two_processes_equal_one_stop_are_lost_and_resume() -> None:
         each for each in psutil.Process(lost.pid).children() if each.environ().get("RANK") == "1"
     ]
     others[0].kill()
-    (said,) = messages(lost)
-    assert said.endswith("resume it with: tokenv train with resume=runs/5")
+    (message,) = messages(lost)
+    assert message.endswith("resume it with: tokenv train with resume=runs/5")
     run_command("train", ["with", "resume=runs/5"])
     assert_same_run("runs/6", "runs/1")
 
@@ -112,7 +113,7 @@ def test_two_processes_equal_one_stop_are_lost_and_resume() -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "words", "said"),
+    ("count", "words", "expected"),
     [
         (
             3,
@@ -130,12 +131,12 @@ def test_two_processes_equal_one_stop_are_lost_and_resume() -> None:
     ],
 )
 def test_an_impossible_run_is_one_message_and_no_run(
-    count: int, words: list[str], said: str
+    count: int, words: list[str], expected: str
 ) -> None:
     Path("each.sh").write_text(f"exec {sys.executable} -W ignore -m tokenv {' '.join(words)}\n")
     process = start(count, "--no-python", "sh", "each.sh")
     (message,) = messages(process)
-    assert said in message
+    assert expected in message
     assert process.returncode == 1
     assert not Path("runs").exists()
 

@@ -60,16 +60,14 @@ def test_resuming_equals_never_having_stopped(
 ) -> None:
     tiny_settings["train"]["optimizer"] = optimizer
     _, whole = run(tiny_settings, tmp_path / "whole")
-    found = checkpoints.list_complete(tmp_path / "whole")
-    assert len(found) >= 3
-    for number, path in enumerate(found[:-1]):
+    saved = checkpoints.list_complete(tmp_path / "whole")
+    assert len(saved) >= 3
+    for number, path in enumerate(saved[:-1]):
         folder = tmp_path / f"resumed-{number}"
         _, resumed = run(tiny_settings, folder, resume=checkpoints.load(path))
         assert without_clock(resumed) == without_clock(whole)
-        last, expected = (
-            checkpoints.load(checkpoints.list_complete(folder)[-1]),
-            checkpoints.load(found[-1]),
-        )
+        last = checkpoints.load(checkpoints.list_complete(folder)[-1])
+        expected = checkpoints.load(saved[-1])
         for name, tensor in (expected.tensors | expected.optimizer).items():
             assert torch.equal((last.tensors | last.optimizer)[name], tensor), name
         assert last.state["data"] == expected.state["data"]
@@ -119,7 +117,8 @@ def test_interrupt_finishes_the_step_and_resumes_bit_for_bit(
     tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, whole = run(tiny_settings, tmp_path / "whole")
-    steps, compute = 0, update.compute_losses
+    steps = 0
+    compute = update.compute_losses
 
     def interrupted_in_the_third_step(*arguments: Any) -> dict[str, torch.Tensor]:
         nonlocal steps
@@ -141,7 +140,8 @@ def test_interrupt_finishes_the_step_and_resumes_bit_for_bit(
 def test_a_loss_that_is_not_finite_stops_with_step_origin_and_checkpoint(
     tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls, total = 0, update.total_loss
+    calls = 0
+    total = update.total_loss
 
     def broken(*arguments: Any) -> torch.Tensor:
         nonlocal calls
@@ -179,7 +179,8 @@ def test_accumulating_averages_gradients(tiny_settings: dict[str, Any], tmp_path
     """Fixed boundaries and no batch statistics: two passes of 4 sequences are one pass of 8."""
     tiny_settings |= {"agent": {"name": "uniform"}}
     tiny_settings["hardware"] |= {"precision": "float64"}
-    once, twice = tiny_settings | {}, tiny_settings
+    once = tiny_settings | {}
+    twice = tiny_settings
     once["train"] = tiny_settings["train"] | {"batch_size": 8, "gradient_accumulation_steps": 1}
     one, _ = run(once, tmp_path / "once")
     two, _ = run(twice, tmp_path / "twice")
@@ -234,8 +235,8 @@ def test_a_warmup_that_does_not_fit_is_a_tenth_of_the_run(warmup: int) -> None:
     config, expected = (
         TrainConfig(symbols=1000, warmup_symbols=many, learning_rate=2.0) for many in (warmup, 100)
     )
-    rates = [learning_rate(config, seen) for seen in range(0, 1200, 10)]
-    assert rates == [learning_rate(expected, seen) for seen in range(0, 1200, 10)]
+    rates = [learning_rate(config, symbols) for symbols in range(0, 1200, 10)]
+    assert rates == [learning_rate(expected, symbols) for symbols in range(0, 1200, 10)]
     assert max(rates) == rates[10] == 2.0
     assert rates[-20] == 0
     assert TrainConfig(symbols=1000, warmup_symbols=999).warmup == 999
@@ -279,7 +280,8 @@ def test_reading_metrics_late_changes_nothing(
     soon, later = (checkpoints.list_complete(tmp_path / name) for name in ("soon", "late"))
     assert [path.name for path in later] == [path.name for path in soon]
     for path, other in zip(soon, later, strict=True):
-        one, two = checkpoints.load(path), checkpoints.load(other)
+        one = checkpoints.load(path)
+        two = checkpoints.load(other)
         assert without_clock_state(two.state) == without_clock_state(one.state)
         for name, tensor in (one.tensors | one.optimizer).items():
             assert torch.equal((two.tensors | two.optimizer)[name], tensor), name
@@ -294,7 +296,9 @@ def without_clock_state(state: dict[str, Any]) -> dict[str, Any]:
 def test_a_nonfinite_update_read_late_changes_no_parameter_and_no_checkpoint(
     bad: int, tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    calls, total, parameters = 0, update.total_loss, []
+    calls = 0
+    total = update.total_loss
+    parameters = []
     make = optimizers.make_optimizer
 
     def broken(*arguments: Any) -> torch.Tensor:
@@ -328,7 +332,7 @@ def test_a_skipped_step_changes_nothing(name: str, tiny_settings: dict[str, Any]
     """A skipped step changes neither parameters nor moments nor the number of steps; other steps are unchanged."""
     tiny_settings["train"]["optimizer"] = name
     config = resolve([], tiny_settings)
-    found = []
+    states = []
     for flags in ([None, None, None], [0.0, 1.0, 0.0, 0.0]):
         parameters = build_components(config).named_parameters()
         optimizer = optimizers.make_optimizer(config.train, parameters)
@@ -343,6 +347,6 @@ def test_a_skipped_step_changes_nothing(name: str, tiny_settings: dict[str, Any]
                 optimizer, None if flag is None else torch.tensor(flag)
             ):
                 optimizers.optimizer_step(optimizer, parameters, max_norm=1.0)
-        found.append(dict(parameters) | checkpoints.optimizer_tensors(optimizer, parameters))
-    for name, tensor in found[0].items():
-        assert torch.equal(found[1][name], tensor), name
+        states.append(dict(parameters) | checkpoints.optimizer_tensors(optimizer, parameters))
+    for name, tensor in states[0].items():
+        assert torch.equal(states[1][name], tensor), name

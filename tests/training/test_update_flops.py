@@ -68,14 +68,12 @@ def one_update(config: Config) -> tuple[Components, dict[str, int], int]:
     parts.train()
     symbol_BN = torch.randint(0, 256, (BATCH, LENGTH))
     step = TrainingStep(parts, config.loss)
-    optimizer, team = (
-        make_optimizer(config.train, parts.named_parameters()),
-        DataParallelGroup.create(Ranks(), config.train, split_each_pass=False),
-    )
+    optimizer = make_optimizer(config.train, parts.named_parameters())
+    group = DataParallelGroup.create(Ranks(), config.train, split_each_pass=False)
     with FlopCounterMode(display=False) as counter:
-        figures, kept = accumulate_gradients(step, [PassInput(symbol_BN, seed=0)], team)
+        figures, kept = accumulate_gradients(step, [PassInput(symbol_BN, seed=0)], group)
         optimizer_step(optimizer, parts.named_parameters(), config.train.max_grad_norm)
-        policy_epochs(step, optimizer, kept, team, config.train.max_grad_norm)
+        policy_epochs(step, optimizer, kept, group, config.train.max_grad_norm)
     counted = UpdateFlops(parts, Batch(BATCH, LENGTH), optimizer_flops(config.train, parts))
     return parts, counted.take(figures.read()), counter.get_total_flops()
 
@@ -87,8 +85,11 @@ def left_out(parts: Components) -> int:
     layer of a relaxed pass sends no gradient to its input, and only half of its attention has one. A linear critic
     multiplies entries of its table without a matrix product.
     """
-    lm, passes, policy = parts.lm, parts.passes, policy_flops(parts.agent)
-    whole, without_last = Batch(BATCH, LENGTH), Batch(BATCH, LENGTH - 1)
+    lm = parts.lm
+    passes = parts.passes
+    policy = policy_flops(parts.agent)
+    whole = Batch(BATCH, LENGTH)
+    without_last = Batch(BATCH, LENGTH - 1)
     everything, rest = (
         update_flops(lm, batch, Tokens(0), policy, passes, recompute=lm.recomputes)
         for batch in (whole, without_last)
@@ -184,7 +185,8 @@ def test_a_run_adds_up_its_updates_and_validates_without_an_early_exit(tmp_path:
         ),
     )
     validation, history = train(config, tmp_path, lambda *_: None)
-    parts, batch = build_components(config), Batch(2 * 4, 32)
+    parts = build_components(config)
+    batch = Batch(2 * 4, 32)
     for place, rate in enumerate(history["train/boundary_rate"][1]):
         tokens = Tokens(round(rate * 2 * 4 * 31))  # of the sequences alike: the agent is uniform
         per_sequence = tokens.learning // 8
