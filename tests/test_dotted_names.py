@@ -82,7 +82,7 @@ def test_every_dotted_name_exists() -> None:
         ("tokenv.config.schema.Config.sed", False),
     ],
 )
-def test_existence(name: str, expected: bool) -> None:
+def test_only_existing_names_exist(name: str, expected: bool) -> None:
     assert exists(name) is expected
 
 

@@ -138,7 +138,7 @@ def settings(tiny: dict[str, Any]) -> dict[str, Any]:
     return tiny | {"train": train, "checkpoint": {"every_symbols": 512, "keep": 2}}
 
 
-def test_training(
+def test_killed_training_ends_as_if_never_killed(
     tiny_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Also while it saves, validates and draws: it saves at every second step."""
@@ -188,7 +188,7 @@ def finished(folder: Path) -> dict[str, Path]:
     return folders
 
 
-def test_comparing(
+def test_killed_comparing_ends_as_if_never_killed(
     tiny_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def line(folder: Path) -> Line:
@@ -210,7 +210,7 @@ def test_comparing(
     killed_at_random(tmp_path, line, outcome, capsys)
 
 
-def test_the_laboratory(
+def test_a_killed_laboratory_ends_as_if_never_killed(
     tiny_settings: dict[str, Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     chosen = "estimators=['reinforce', 'rloo', 'rebar']"

@@ -59,7 +59,7 @@ def run(site, folder, *command):
     )
 
 
-def test_it_is_short():
+def test_the_package_is_short():
     module = (HERE / "third_party" / "median_baseline" / "__init__.py").read_text()
     part = module[module.index("class") :].splitlines()
     assert len([line for line in part if line.strip()]) <= 20

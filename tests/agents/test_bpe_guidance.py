@@ -115,7 +115,7 @@ def test_a_later_byte_moves_an_earlier_boundary(tmp_path):
     assert draw(BPE(tokenizer=path), b"xabc", b"xabx") == [[1, 1, 1, 0], [1, 1, 0, 1]]
 
 
-def test_padding_and_samples(tmp_path):
+def test_padding_has_no_boundaries_and_all_samples_are_the_same(tmp_path):
     agent = BPE(tokenizer=save(tmp_path / "t.json", ["ab", "abab"]))
     observation = observe([b"xababab", b"xababab"], torch.tensor([7, 4]))
     drawn = agent.draw(observation, torch.rand(3, 2, 7, dtype=torch.float64))

@@ -12,7 +12,7 @@ from tokenv.lab.costs import measure_updates
 from tokenv.training.process_group import Ranks
 
 
-def test_bench_measures(
+def test_bench_compares_stepping_with_one_pass(
     tiny_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -131,7 +131,7 @@ def test_an_update_of_one_process_is_timed(tiny_settings: dict[str, object]) -> 
 
 
 @pytest.mark.slow
-def test_scaling_over_processes(
+def test_scaling_measures_every_number_of_processes(
     tiny_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

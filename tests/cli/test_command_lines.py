@@ -123,7 +123,7 @@ def test_null_and_keys_of_other_types() -> None:
         ("only=[it's]", "[it's]"),
     ],
 )
-def test_lists_of_texts(word: str, texts: Any) -> None:
+def test_lists_hold_texts_as_they_are_written(word: str, texts: Any) -> None:
     key = word.partition("=")[0]
     assert read(CompareOptions, word, key) == texts
 

@@ -8,7 +8,7 @@ import pytest
 from tokenv.cli.main import run_command
 
 
-def test_evaluate_and_generate(
+def test_a_run_is_evaluated_on_other_data_and_generates_text(
     trained: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     results = run_command("evaluate", ["with", f"run={trained}", "sequences=6", "batch_size=4"])

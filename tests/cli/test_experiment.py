@@ -133,7 +133,7 @@ def train_in_a_process(*words: str) -> None:
     )
 
 
-def test_tiny_db(tiny_words: list[str]) -> None:
+def test_a_tiny_db_holds_the_run_and_its_files(tiny_words: list[str]) -> None:
     """It reads its files again when a run is completed, and leaves hundreds of them open."""
     pytest.importorskip("tinydb")
     pytest.importorskip("hashfs")
@@ -146,7 +146,7 @@ def test_tiny_db(tiny_words: list[str]) -> None:
     assert tokenv.load(f"runs/{stored['_id']}").tokens("abc")
 
 
-def test_sql(tiny_words: list[str]) -> None:
+def test_an_sql_database_holds_the_result(tiny_words: list[str]) -> None:
     """The column of its result holds a number."""
     sqlalchemy = pytest.importorskip("sqlalchemy")
     train_in_a_process(*tiny_words, "-s", "sqlite:///runs.db")
@@ -158,7 +158,9 @@ def test_sql(tiny_words: list[str]) -> None:
     assert 0 < stored[1] < 9
 
 
-def test_queue(tiny_words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_queued_run_is_stored_whole_and_started_later(
+    tiny_words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
     run_command("train", ["with", *tiny_words, "--queue"])
     assert (
         "queued: runs/1; start it with: tokenv train with runs/1/config.json"

@@ -135,7 +135,7 @@ def test_help_is_fast() -> None:
 
 
 @pytest.mark.parametrize("word", ["--version", "-V", "version"])
-def test_version(
+def test_the_version_is_printed(
     word: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["tokenv", word])

@@ -82,7 +82,7 @@ def test_sacreds_own_log_is_printed_on_request(trained: Path) -> None:
     assert "Completed after" in done.stderr
 
 
-def test_progress_lines(
+def test_progress_lines_are_seldom_and_say_the_time_left(
     config: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     now = 0.0
@@ -124,7 +124,7 @@ def test_the_speed_of_a_resumed_run_is_its_own(
 @pytest.mark.parametrize(
     ("seconds", "words"), [(59.4, "59 s"), (600, "10 min"), (3 * 3600, "3.0 h")]
 )
-def test_durations(seconds: float, words: str) -> None:
+def test_durations_have_one_unit(seconds: float, words: str) -> None:
     assert train._format_duration(seconds) == words
 
 

@@ -325,7 +325,7 @@ def test_a_stored_configuration_is_read_again() -> None:
         resolve([], {}, {**Config().as_dict(), "train": {"of_tomorrow": 1}})
 
 
-def test_roles_of_keys() -> None:
+def test_every_section_has_a_role_in_resuming_and_comparing() -> None:
     every = set(Config().as_dict())
     assert set(MAY_CHANGE_ON_RESUME) == {"validation", "checkpoint", "hardware"}
     assert every - set(IDENTITY) == {"checkpoint", "hardware"}

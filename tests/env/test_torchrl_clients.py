@@ -193,7 +193,7 @@ def test_a2c_estimates_advantages_itself(env, agent, critic):
     assert_close(losses["loss_objective"], -(scores_by_hand(agent, td) * advantage).mean())
 
 
-def test_transforms_apply(env, agent):
+def test_transforms_sum_rewards_and_count_steps(env, agent):
     env = TransformedEnv(env, Compose(RewardSum(), StepCounter()))
     check_env_specs(env)
     td = env.rollout(100, agent)

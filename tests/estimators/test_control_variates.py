@@ -110,7 +110,7 @@ class Bandit:
 
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, -0.6])
-def test_rebar(scale):
+def test_rebar_has_the_true_gradient(scale):
     """With any scale; ten nodes a dimension give eight digits."""
     bandit = Bandit()
     estimator = recipes.rebar(temperature=1.0)
@@ -118,7 +118,7 @@ def test_rebar(scale):
     torch.testing.assert_close(bandit.expected(estimator), bandit.true(), rtol=1e-8, atol=1e-9)
 
 
-def test_relax():
+def test_relax_has_the_true_gradient():
     """With a network which is not zero; twelve nodes per dimension give six digits."""
     bandit = Bandit(number=12, steep=True)
     part = control_variates.RELAX(WIDTH, temperature=1.0, hidden=3)

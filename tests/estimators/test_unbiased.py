@@ -67,14 +67,14 @@ def test_no_estimator_is_forgotten():
 
 @WINDOWS
 @pytest.mark.parametrize("name", SINGLE)
-def test_one_sample(name, window):
+def test_one_sample_has_the_true_gradient(name, window):
     """Both sequences' boundaries jointly, as one may be the other's baseline."""
     enumeration = Enumeration(window)
     torch.testing.assert_close(enumeration.expected(make(name)), enumeration.true(), **EXACT)
 
 
 @WINDOWS
-def test_moving_average_of_earlier_rollouts(window):
+def test_a_moving_average_of_earlier_rollouts_keeps_the_true_gradient(window):
     enumeration = Enumeration(window)
     estimator = make("moving_average").double()
     for _ in range(3):
@@ -91,7 +91,7 @@ def test_moving_average_of_earlier_rollouts(window):
 
 
 @WINDOWS
-def test_boundaries_of_a_fixed_rate(window):
+def test_boundaries_of_a_fixed_rate_keep_the_true_gradient(window):
     enumeration = Enumeration(window)
     estimator = make("off_policy")
     td, _ = enumeration.rollout(sampling=estimator.sampling)
@@ -118,7 +118,7 @@ def learned_critic(**options):
 
 
 @WINDOWS
-def test_a_critic_that_reads_the_whole_text(window):
+def test_a_critic_that_reads_the_whole_text_keeps_the_true_gradient(window):
     enumeration = Enumeration(window)
     estimator = learned_critic()
     td, _ = enumeration.rollout()
@@ -128,7 +128,7 @@ def test_a_critic_that_reads_the_whole_text(window):
 
 
 @WINDOWS
-def test_a_linear_critic_of_single_rewards(window):
+def test_a_linear_critic_of_single_rewards_keeps_the_true_gradient(window):
     enumeration = Enumeration(window)
     estimator = make("linear_critic").double().eval()
     critic = estimator.stages[1]
@@ -141,7 +141,7 @@ def test_a_linear_critic_of_single_rewards(window):
 
 
 @WINDOWS
-def test_a_critic_and_a_share_of_the_other_sample(window):
+def test_a_critic_and_a_share_of_the_other_sample_keep_the_true_gradient(window):
     enumeration = Enumeration(window)
     estimator = learned_critic(num_samples=2)
     assert estimator.stages[3].beta.item() == pytest.approx(0.6)
@@ -157,7 +157,7 @@ def test_a_critic_and_a_share_of_the_other_sample(window):
     ("name", "samples", "reward_only"),
     [("rloo", 2, False), ("rloo", 2, True), ("rloo", 3, False), ("rloo_clipped", 2, True)],
 )
-def test_samples_of_the_same_sequence(name, samples, reward_only, window):
+def test_samples_of_the_same_sequence_keep_the_true_gradient(name, samples, reward_only, window):
     enumeration = Enumeration(window)
     td = enumeration.samples((1 - enumeration.tuples(samples)).double())
     weight_CB = td[keys.ACTION_LOG_PROB].detach().sum((1, 3)).exp()
@@ -169,7 +169,7 @@ def test_samples_of_the_same_sequence(name, samples, reward_only, window):
 
 @pytest.mark.parametrize("name", ["arm", "disarm"])
 @pytest.mark.parametrize("length", [5, 6])
-def test_antithetic_pairs(name, length):
+def test_antithetic_pairs_have_the_true_gradient(name, length):
     """Between the points p and 1 - p of each u_i the integrand is linear in u_i: its middle is its mean."""
     enumeration = Enumeration(0, length=length)
     estimator = make(name)
@@ -197,7 +197,7 @@ def arms_probability(prob, drawn_K):
 
 
 @pytest.mark.parametrize("samples", [2, 3])
-def test_arms(samples):
+def test_arms_has_the_true_gradient(samples):
     enumeration = Enumeration(0)
     estimator = make("arms", num_samples=samples)
     tuples = enumeration.tuples(samples)
@@ -248,7 +248,7 @@ def test_arms_couples_as_its_formula_says(samples):
 
 @WINDOWS
 @pytest.mark.parametrize(("name", "samples"), [("bitflip", 2), ("branch", 2), ("branch", 3)])
-def test_one_forced_decision(name, samples, window):
+def test_one_forced_decision_keeps_the_true_gradient(name, samples, window):
     """All choices of the decision, times all cells between the values that p_i can take after some prefix."""
     enumeration = Enumeration(window)
     estimator = make(name) if samples == 2 else make(name, num_samples=samples)

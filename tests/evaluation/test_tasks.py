@@ -176,7 +176,7 @@ def test_bits_are_those_of_the_answer_alone_whatever_shares_its_batch(pairs):
         assert bits == pytest.approx(alone, rel=1e-9)
 
 
-def test_scores(tiny_lm, monkeypatch):
+def test_scores_are_means_with_their_errors(tiny_lm, monkeypatch):
     questions = [
         Question("a", (" b", " ccc"), 1),
         Question("a", (" b", " ccc"), 1),

@@ -46,7 +46,7 @@ def test_last_byte_gives_the_probability_and_any_byte_the_boundary(draw, data):
         assert c.boundary == any(boundary[c.start : c.end])
 
 
-def test_worked_example():
+def test_a_character_has_the_probability_of_its_last_byte_and_any_boundary_in_it():
     data = "ü€😀".encode()
     boundary = [True, False, False, False, False, False, False, True, False]
     assert characters(data, [i / 10 for i in range(1, 10)], boundary) == [

@@ -259,7 +259,9 @@ def test_histories_of_different_lengths_are_in_different_batches():
     assert one_each == [["short"], ["long"], ["same"]]
 
 
-def test_the_command(tiny_settings, tmp_path, monkeypatch, capsys):
+def test_the_command_prints_and_stores_scores_and_forecasts(
+    tiny_settings, tmp_path, monkeypatch, capsys
+):
     monkeypatch.chdir(tmp_path)
     settings = (
         tiny_settings

@@ -172,7 +172,7 @@ def test_dates_come_in_several_layouts(tmp_path, layout):
 
 
 @pytest.mark.parametrize(("name", "per_hour"), [("ETTh1.csv", 1), ("ETTm2.csv", 4)])
-def test_the_literatures_months(name, per_hour):
+def test_etts_splits_are_the_literatures_months(name, per_hour):
     borders = split_borders(f"some/{name}", 80_000, make_config(name))
     assert borders == tuple(per_hour * 24 * 30 * months for months in (12, 16, 20))
     assert split_borders(name, 1000, make_config(name, split="fractions")) == (600, 800, 1000)
