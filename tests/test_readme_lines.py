@@ -37,14 +37,14 @@ LEFT_OUT = {
     "python3 -m venv": "sets up what these tests run in",
     ".venv/bin/pip install": "the same; continuous integration runs it word for word",
     ".venv/bin/python -m pytest": "these tests",
-    "tokenv serve": "stays until it is stopped; test_app does that",
+    "tokenv serve": "stays until it is stopped; test_server does that",
     "torchrun": "several processes; test_torchrun runs the like",
     "tokenv compare with compare-estimators jobs=2": "its protocols, each with some methods, are in "
     "test_shipped_configs",
     "tokenv compare with compare-rates": "test_shipped_configs runs two of its methods",
     "tokenv compare with compare-estimators mine.yaml": "a method more is in test_protocols",
     "from stable_baselines3": "an extra; test_sb3 runs it",
-    "import lm_eval": "an extra; test_harness runs the like",
+    "import lm_eval": "an extra; test_lm_eval_model runs the like",
     "td = env.one_pass(": "the method in three lines of somebody's function",
 }
 BLOCK = re.compile(r"^```(\S+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -23,7 +23,7 @@ AGENTS = {
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
     """Models in float64 with sequences of 32 bytes."""
-    found = {}
+    loaded = {}
     for name, options in AGENTS.items():
         folder = tmp_path_factory.mktemp(name)
         more = (
@@ -34,21 +34,22 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
         values = tiny_settings(train={"symbols": 256}, hardware={"precision": "float64"}, **more)
         values["agent"] = {"name": name, **options}
         train(resolve([], values), folder / "checkpoints", lambda *_: None)
-        found[name] = tokenv.load(folder)
-    return found
+        loaded[name] = tokenv.load(folder)
+    return loaded
 
 
 texts = st.lists(st.binary(min_size=2, max_size=100), min_size=1, max_size=6)
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     name=st.sampled_from(list(AGENTS)), texts=texts, seed=st.integers(0, 9), threshold=st.booleans()
 )
 def test_neighbours_change_no_answer(
     models: dict[str, Model], name: str, texts: list[bytes], seed: int, threshold: bool
 ) -> None:
-    model, how = models[name], {"seed": seed, "threshold": threshold}
+    model = models[name]
+    how = {"seed": seed, "threshold": threshold}
     assert model.tokens(texts, **how) == [model.tokens(text, **how) for text in texts]
     alone = [model.log_likelihood(text, **how) for text in texts]
     assert model.log_likelihood(texts, **how) == pytest.approx(alone, rel=1e-9)
@@ -62,7 +63,8 @@ def test_neighbours_change_no_answer(
 def test_several_texts_share_passes(
     models: dict[str, Model], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    model, passes = models["learned"], []
+    model = models["learned"]
+    passes = []
     model.lm.down[0].register_forward_hook(
         lambda module, inputs, output: passes.append(len(output))
     )

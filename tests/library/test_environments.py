@@ -43,11 +43,11 @@ def by_hand(run: Path, seq_len: int | None = None) -> dict[str, Any]:
 def episode(env: Any) -> list[Any]:
     """Return all observations with fixed actions, of one row or two."""
     observation, _ = env.reset(seed=SEED)
-    seen = [observation, env.unwrapped.origin]
+    history = [observation, env.unwrapped.origin]
     for actions in ACTIONS:
         observation, reward, *_ = env.step(actions if hasattr(env, "num_envs") else int(actions[0]))
-        seen += [observation, reward]
-    return seen
+        history += [observation, reward]
+    return history
 
 
 def assert_same(one: Any, other: Any) -> None:
@@ -101,9 +101,9 @@ def test_a_length_needs_no_run() -> None:
 
 def test_a_spec_holds_the_runs_name(tiny_run: Path) -> None:
     env = gymnasium.make(ID, run=str(tiny_run), seq_len=LENGTH)
-    told = env.spec.to_json()
-    assert json.loads(told)["kwargs"] == {"run": str(tiny_run), "seq_len": LENGTH}
-    assert_same_episodes(gymnasium.make(EnvSpec.from_json(told)), env)
+    stored = env.spec.to_json()
+    assert json.loads(stored)["kwargs"] == {"run": str(tiny_run), "seq_len": LENGTH}
+    assert_same_episodes(gymnasium.make(EnvSpec.from_json(stored)), env)
     envs = gymnasium.make_vec(ID, num_envs=2, run=str(tiny_run), seq_len=LENGTH)
     assert_same_episodes(gymnasium.make_vec(EnvSpec.from_json(envs.spec.to_json())), envs)
 
@@ -191,7 +191,8 @@ def test_torchrls_processes_open_the_run(tiny_run: Path) -> None:
     )
     try:
         envs.set_seed(SEED)
-        td, rewards = envs.reset(), []
+        td = envs.reset()
+        rewards = []
         for actions in ACTIONS:
             td = envs.step(td.set("action", torch.as_tensor(actions)))
             rewards.append(td["next", "reward"].squeeze(-1).numpy())

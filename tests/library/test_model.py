@@ -65,8 +65,8 @@ def test_spans_cover_a_text(model: Model, text: str | bytes) -> None:
 
 
 def test_spans_are_those_of_the_command(model: Model, folder: Path, tmp_path: Path) -> None:
-    said = run_command("segment", ["with", f"run={folder}", f"text={TEXT}", "out=null", "seed=3"])
-    assert said["boundaries"] == sum(
+    result = run_command("segment", ["with", f"run={folder}", f"text={TEXT}", "out=null", "seed=3"])
+    assert result["boundaries"] == sum(
         any(model.spans(TEXT, seed=3).boundaries[start:end]) for start, end in _characters(TEXT)
     )
 
@@ -89,7 +89,8 @@ def test_likelihoods_of_a_short_text_are_those_of_its_spans(model: Model) -> Non
     spans = model.spans(text, threshold=True)
     total = -math.log(2) * sum(bits for bits in spans.bits if bits is not None)
     assert model.log_likelihood(text, threshold=True) == pytest.approx(total, rel=1e-5)
-    context, rest = text[:20], text[20:]
+    context = text[:20]
+    rest = text[20:]
     parts = model.log_likelihood(context, threshold=True) + model.log_likelihood(
         rest, context=context, threshold=True
     )
@@ -114,21 +115,22 @@ def test_every_byte_but_the_first_has_a_likelihood(folder: Path, length: int) ->
 
 def test_a_byte_of_a_long_text_is_read_in_a_window_that_begins_before_it(folder: Path) -> None:
     """Check windows of 32 bytes which begin at 0, 16, 32, ..., so that a byte has at least 16 preceding ones."""
-    trained, text = load_run(str(folder)), TEXT.encode()
+    trained = load_run(str(folder))
+    text = TEXT.encode()
     nats = log_likelihoods(trained, text, threshold=True)
     window = log_likelihoods(trained, text[16:48], threshold=True)
     assert nats[32:48] == pytest.approx(window[16:], rel=1e-4)
 
 
 def test_generation_is_that_of_the_command(model: Model, folder: Path) -> None:
-    said = run_command(
+    printed = run_command(
         "generate", ["with", f"run={folder}", "text=def", "max_new_tokens=12", "seed=2"]
     )
     written = model.generate(b"def", 12, seed=2)
     assert len(written) == 15
     assert model.generate("def", 12, seed=2) == written.decode(errors="replace")
     shown = "".join(c if c.isprintable() else "?" for c in written.decode(errors="replace"))
-    assert shown[:3] == said[:3] == "def"
+    assert shown[:3] == printed[:3] == "def"
     assert model.generate("a", 20, temperature=0, stop="\xff") == model.generate(
         "a", 20, temperature=0
     )
@@ -144,7 +146,7 @@ def test_several_texts_are_continued_as_each_alone(
     assert model.generate(prompts, 9, seed=3, stop="e") == [first for first, _ in alone]
     assert model.generate("def ", 9, seed=3, stop="e", num_return_sequences=2) == alone[2]
     output = tmp_path / "spans.json"
-    asked = [
+    options = [
         "max_new_tokens=9",
         "seed=3",
         "stop=e",
@@ -153,9 +155,9 @@ def test_several_texts_are_continued_as_each_alone(
         "num_return_sequences=2",
         f"json={output}",
     ]
-    assert run_command("generate", ["with", f"run={folder}", "text=def ", *asked])
-    told = [one["bytes"] for one in json.loads(output.read_text())]
-    assert told == list(
+    assert run_command("generate", ["with", f"run={folder}", "text=def ", *options])
+    written = [one["bytes"] for one in json.loads(output.read_text())]
+    assert written == list(
         map(len, model.generate(b"def ", 9, seed=3, stop="e", num_return_sequences=2))
     )
 
@@ -175,7 +177,7 @@ def test_several_texts_are_continued_as_each_alone(
         (lambda model: model.log_likelihood("", context="a"), "nothing to predict"),
     ],
 )
-def test_what_cannot_be_asked_is_one_message(model: Model, ask: Any, message: str) -> None:
+def test_an_impossible_request_is_one_message(model: Model, ask: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ask(model)
 
@@ -327,7 +329,7 @@ def test_each_kind_of_data_has_its_methods(folder: Path) -> None:
         tokenv.SeriesModel.from_pretrained(folder)
 
 
-def test_another_device_can_be_asked_for(folder: Path) -> None:
+def test_another_device_can_be_requested(folder: Path) -> None:
     with pytest.raises(UserError, match=r"hardware\.device = 'gpu'"):
         tokenv.load(folder, device="gpu")
     assert tokenv.load(folder, device="cpu").config.hardware.device == "cpu"

@@ -16,21 +16,16 @@ from tokenv import Model
 from tokenv.core.errors import UserError
 
 
-@pytest.fixture(scope="module")
-def model(tiny_run: Path) -> Model:
-    return tokenv.load(tiny_run)
-
-
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(st.text(min_size=1, max_size=40))
 def test_pieces_are_the_models_tokens_and_never_cut_a_character(model: Model, text: str) -> None:
     pieces = model.pre_tokenizer().pre_tokenize_str(text)
     assert "".join(piece for piece, _ in pieces) == text
     assert all(text[start:end] == piece for piece, (start, end) in pieces)
     ends = {span.end for span in model.spans(text, threshold=True)}
-    got = {len(text[:end].encode()) for _, (_, end) in pieces}
+    actual = {len(text[:end].encode()) for _, (_, end) in pieces}
     starts = {len(text[:i].encode()) for i in range(len(text) + 1)}
-    assert got == {min(start for start in starts if start >= end) for end in ends}
+    assert actual == {min(start for start in starts if start >= end) for end in ends}
 
 
 def test_a_tokenizer_learns_within_the_pieces(model: Model) -> None:

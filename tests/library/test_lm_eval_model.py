@@ -10,16 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-import tokenv
 from tokenv import Model
 from tokenv.cli.main import run_command
 
 TEXT = "a tale of für and wide, longer than thirty-two bytes;" * 3
-
-
-@pytest.fixture(scope="module")
-def model(tiny_run: Path) -> Model:
-    return tokenv.load(tiny_run)
 
 
 lm_eval = pytest.importorskip("lm_eval", reason="needs tokenv[lm-eval]")
@@ -72,41 +66,47 @@ def test_a_local_task_is_answered(
     from lm_eval.tasks import TaskManager
 
     monkeypatch.setenv("HF_DATASETS_CACHE", str(tasks / "cache"))
-    found = lm_eval.simple_evaluate(
+    evaluation = lm_eval.simple_evaluate(
         model="tokenv",
         model_args=f"run={tiny_run},seed=3",
         tasks=[f"tokenv_{name}" for name in TASKS],
         task_manager=TaskManager(include_path=str(tasks), include_defaults=False),
         bootstrap_iters=0,
     )
-    answers = {name: [one["resps"] for one in found["samples"][f"tokenv_{name}"]] for name in TASKS}
+    answers = {
+        name: [one["resps"] for one in evaluation["samples"][f"tokenv_{name}"]] for name in TASKS
+    }
     right = 0
-    for row, told in zip(ROWS, answers["choice"], strict=True):
+    for row, answer_list in zip(ROWS, answers["choice"], strict=True):
         expected = [
             model.log_likelihood(row[each], context=row["context"], seed=3)
             for each in ("ending", "other")
         ]
-        assert [answer[0][0] for answer in told] == pytest.approx(expected, rel=1e-5)
-        assert [answer[0][1] for answer in told] == [
+        assert [answer[0][0] for answer in answer_list] == pytest.approx(expected, rel=1e-5)
+        assert [answer[0][1] for answer in answer_list] == [
             model.score(row[each], context=row["context"], seed=3)[1]
             for each in ("ending", "other")
         ]
         right += expected[0] > expected[1]
-    assert found["results"]["tokenv_choice"]["acc,none"] == right / 2
+    assert evaluation["results"]["tokenv_choice"]["acc,none"] == right / 2
     texts = [row["context"] + row["ending"] for row in ROWS]
     nats = [model.log_likelihood(text, seed=3) for text in texts]
-    assert [told[0][0] for told in answers["rolling"]] == pytest.approx(nats, rel=1e-5)
+    assert [answer_list[0][0] for answer_list in answers["rolling"]] == pytest.approx(
+        nats, rel=1e-5
+    )
     bits = (
         -sum(nats)
         / sum(len(text.encode()) for text in texts)
         / torch.tensor(2.0).double().log().item()
     )
-    assert found["results"]["tokenv_rolling"]["bits_per_byte,none"] == pytest.approx(bits, rel=1e-6)
-    for row, told in zip(ROWS, answers["writing"], strict=True):
+    assert evaluation["results"]["tokenv_rolling"]["bits_per_byte,none"] == pytest.approx(
+        bits, rel=1e-6
+    )
+    for row, answer_list in zip(ROWS, answers["writing"], strict=True):
         written = model.generate(row["context"], 9, temperature=0, top_p=1, seed=3)[
             len(row["context"]) :
         ]
-        assert told[0][0] == written.partition("e")[0].partition("t")[0]
+        assert answer_list[0][0] == written.partition("e")[0].partition("t")[0]
 
 
 def requests(*of: Any) -> list[Any]:
@@ -116,13 +116,11 @@ def requests(*of: Any) -> list[Any]:
 def test_what_cannot_be_predicted_counts_nothing(model: Model, tiny_run: Path) -> None:
     from tokenv.library.lm_eval_model import TokenvLM
 
-    asked = TokenvLM(str(tiny_run))
-    assert (
-        asked.loglikelihood(requests(("", "x"), ("x", "")), disable_tqdm=True) == [(0.0, True)] * 2
-    )
-    assert asked.loglikelihood_rolling(requests(("",), ("x",)), disable_tqdm=True) == [0.0, 0.0]
-    assert asked.loglikelihood(requests(("", "xy")), disable_tqdm=True) == [model.score("xy")]
-    assert asked.loglikelihood_rolling(requests((TEXT,)), disable_tqdm=True) == [
+    lm = TokenvLM(str(tiny_run))
+    assert lm.loglikelihood(requests(("", "x"), ("x", "")), disable_tqdm=True) == [(0.0, True)] * 2
+    assert lm.loglikelihood_rolling(requests(("",), ("x",)), disable_tqdm=True) == [0.0, 0.0]
+    assert lm.loglikelihood(requests(("", "xy")), disable_tqdm=True) == [model.score("xy")]
+    assert lm.loglikelihood_rolling(requests((TEXT,)), disable_tqdm=True) == [
         model.log_likelihood(TEXT)
     ]
 
@@ -130,8 +128,8 @@ def test_what_cannot_be_predicted_counts_nothing(model: Model, tiny_run: Path) -
 def test_options_of_writing_are_followed(model: Model, tiny_run: Path) -> None:
     from tokenv.library.lm_eval_model import TokenvLM
 
-    asked = TokenvLM(str(tiny_run), seed=2, max_new_tokens=7)
-    (plain, sampled, longer) = asked.generate_until(
+    lm = TokenvLM(str(tiny_run), seed=2, max_new_tokens=7)
+    (plain, sampled, longer) = lm.generate_until(
         requests(
             ("für", {}),
             ("für", {"do_sample": True, "temperature": 0.9, "top_p": 0.5}),
@@ -146,11 +144,11 @@ def test_options_of_writing_are_followed(model: Model, tiny_run: Path) -> None:
     )
 
 
-def test_the_harness_may_find_it_by_itself() -> None:
+def test_the_harness_imports_the_model_by_its_entry_point() -> None:
     from tokenv.library.lm_eval_model import TokenvLM
 
-    (found,) = entry_points(group="lm_eval.models", name="tokenv")
-    assert found.load() is TokenvLM
+    (entry_point,) = entry_points(group="lm_eval.models", name="tokenv")
+    assert entry_point.load() is TokenvLM
 
 
 @pytest.mark.filterwarnings("default")  # the harness's own

@@ -50,11 +50,11 @@ def ask(
 
 
 @pytest.fixture
-def app(tiny_run: Path) -> Any:
-    return build_application(ModelCache([str(tiny_run)], "latest"), seed=3)
+def app(served_run: Path) -> Any:
+    return build_application(ModelCache([str(served_run)], "latest"), seed=3)
 
 
-def test_the_page_its_script_and_what_there_is(app: Any, tiny_run: Path) -> None:
+def test_the_page_its_script_and_what_there_is(app: Any, served_run: Path) -> None:
     status, headers, text = ask(app, "/")
     assert status == 200
     assert "script-src 'self'" in headers["content-security-policy"]
@@ -63,23 +63,23 @@ def test_the_page_its_script_and_what_there_is(app: Any, tiny_run: Path) -> None
     assert (status, headers["content-type"].partition(";")[0]) == (200, "text/javascript")
     status, _, text = ask(app, "/runs")
     assert status == 200
-    assert json.loads(text)["runs"][0]["run"] == str(tiny_run)
+    assert json.loads(text)["runs"][0]["run"] == str(served_run)
     assert ask(app, "/other")[0] == 404
     assert ask(app, "/spans")[0] == 405
 
 
-def test_a_text_is_answered_as_the_library_does(app: Any, tiny_run: Path) -> None:
+def test_a_text_is_answered_as_the_library_does(app: Any, served_run: Path) -> None:
     status, headers, text = ask(app, "/spans", json.dumps({"text": "für <b>alle</b>"}).encode())
     assert (status, headers["content-type"]) == (200, "application/json")
-    (said,) = json.loads(text)["runs"]
+    (answer,) = json.loads(text)["runs"]
     assert (
-        said["spans"]
-        == tokenv.load(tiny_run, checkpoint="latest").spans("für <b>alle</b>", seed=3).as_dict()
+        answer["spans"]
+        == tokenv.load(served_run, checkpoint="latest").spans("für <b>alle</b>", seed=3).as_dict()
     )
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "message"),
     [
         (b"", "no JSON"),
         (b"[" * 5000, "no JSON"),
@@ -93,19 +93,19 @@ def test_a_text_is_answered_as_the_library_does(app: Any, tiny_run: Path) -> Non
         (rb'{"text": "a", "\ud800": 1}', "a lone surrogate"),
     ],
 )
-def test_bad_questions_are_told(app: Any, body: bytes, said: str) -> None:
+def test_bad_requests_are_reported(app: Any, body: bytes, message: str) -> None:
     status, _, text = ask(app, "/spans", body)
     assert status == 400
-    assert said in json.loads(text)["error"]
+    assert message in json.loads(text)["error"]
 
 
-def test_other_names_and_other_pages_are_refused(app: Any, tiny_run: Path) -> None:
+def test_other_names_and_other_pages_are_refused(app: Any, served_run: Path) -> None:
     body = b'{"text": "ab"}'
     assert ask(app, "/", host="evil.example")[0] == 400
     assert ask(app, "/spans", body, origin="http://evil.example")[0] == 403
     assert ask(app, "/spans", body, host="localhost:1", origin="http://localhost:1")[0] == 200
     everywhere = build_application(
-        ModelCache([str(tiny_run)], "latest"), names=host_names("0.0.0.0", "0.0.0.0")
+        ModelCache([str(served_run)], "latest"), names=host_names("0.0.0.0", "0.0.0.0")
     )
     assert ask(everywhere, "/", host="machine.example")[0] == 200
     assert (
@@ -124,14 +124,14 @@ def test_an_origin_that_is_no_url_is_refused(app: Any, origin: str) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.0.2", "127.1", "localhost", "::1", "0.0.0.0"])
-def test_every_loopback_address_checks_the_host(host: str, tiny_run: Path) -> None:
+def test_every_loopback_address_checks_the_host(host: str, served_run: Path) -> None:
     try:
         listening = listen(host, 0)
     except UserError:
         pytest.skip(f"this machine does not listen on {host}")
     with listening:
         names = host_names(host, listening.getsockname()[0])
-    app = build_application(ModelCache([str(tiny_run)], "latest"), names=names)
+    app = build_application(ModelCache([str(served_run)], "latest"), names=names)
     for own in (in_url(host), "127.0.0.1", "localhost", "[::1]"):
         assert ask(app, "/", host=f"{own}:8123")[0] == 200
     assert ask(app, "/", host="evil.example")[0] == (200 if host == "0.0.0.0" else 400)
@@ -147,11 +147,12 @@ def test_host_names_of_a_mapped_address() -> None:
 def test_few_requests_wait_and_those_of_gone_clients_are_cancelled(
     app: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    started, release = threading.Event(), threading.Event()
+    started = threading.Event()
+    release = threading.Event()
     answered: list[str] = []
 
-    def slow(_: Any, asked: Any, *__: Any, **___: Any) -> dict[str, Any]:
-        answered.append(asked.text)
+    def slow(_: Any, segment_request: Any, *__: Any, **___: Any) -> dict[str, Any]:
+        answered.append(segment_request.text)
         started.set()
         assert release.wait(60)
         return {}
@@ -181,14 +182,15 @@ def test_few_requests_wait_and_those_of_gone_clients_are_cancelled(
     assert answered == ["0", "last"]
 
 
-def test_a_client_that_goes_stops_before_the_next_run(tiny_run: Path, tmp_path: Path) -> None:
-    (tmp_path / "other").symlink_to(tiny_run)
-    shelf = ModelCache([str(tiny_run), str(tmp_path / "other")], "latest")
+def test_a_client_that_goes_stops_before_the_next_run(served_run: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").symlink_to(served_run)
+    model_cache = ModelCache([str(served_run), str(tmp_path / "other")], "latest")
     began: list[str] = []
 
     async def leave() -> None:
-        gone, loop = asyncio.Event(), asyncio.get_running_loop()
-        model = shelf.model
+        gone = asyncio.Event()
+        loop = asyncio.get_running_loop()
+        model = model_cache.model
 
         def watched(run: str, name: str | None = None) -> Any:
             began.append(run)
@@ -196,11 +198,11 @@ def test_a_client_that_goes_stops_before_the_next_run(tiny_run: Path, tmp_path: 
             time.sleep(0.1)  # so that the server hears of it
             return model(run, name)
 
-        shelf.model = watched  # type: ignore[method-assign]
-        await request(build_application(shelf), "/spans", b'{"text": "ab"}', gone=gone)
+        model_cache.model = watched  # type: ignore[method-assign]
+        await request(build_application(model_cache), "/spans", b'{"text": "ab"}', gone=gone)
 
     asyncio.run(leave())
-    assert began == [str(tiny_run)]
+    assert began == [str(served_run)]
 
 
 def test_where_it_cannot_listen() -> None:
@@ -214,7 +216,7 @@ def test_where_it_cannot_listen() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["run={run}/none"], "no complete checkpoint in .*/none"),
         (["run={run}", "port=70000"], "port = 70000: expected 0"),
@@ -224,17 +226,19 @@ def test_where_it_cannot_listen() -> None:
         (["run={run}", "port={port}"], "in use"),
     ],
 )
-def test_one_message_where_it_cannot_start(words: list[str], said: str, tiny_run: Path) -> None:
+def test_one_message_where_it_cannot_start(
+    words: list[str], message: str, served_run: Path
+) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
-        filled = [word.format(run=tiny_run, port=taken.getsockname()[1]) for word in words]
-        with pytest.raises(UserError, match=said):
+        filled = [word.format(run=served_run, port=taken.getsockname()[1]) for word in words]
+        with pytest.raises(UserError, match=message):
             run_command("serve", ["with", *filled])
 
 
-def test_a_missing_package_is_named(tiny_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named(served_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     with pytest.raises(UserError, match="needs the package uvicorn: pip install starlette uvicorn"):
-        run_command("serve", ["with", f"run={tiny_run}"])
+        run_command("serve", ["with", f"run={served_run}"])
 
 
 @contextmanager
@@ -247,37 +251,38 @@ def served(*words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
-            found = re.search(r"http://127\.0\.0\.1:\d+/", line)
-            assert found is not None, line + process.communicate()[1]
-            yield process, found[0]
+            address = re.search(r"http://127\.0\.0\.1:\d+/", line)
+            assert address is not None, line + process.communicate()[1]
+            yield process, address[0]
         finally:
             process.kill()
 
 
 @pytest.mark.slow
-def test_a_process_serves_until_it_is_stopped(tiny_run: Path) -> None:
-    with served(f"run={tiny_run}", "checkpoint=latest") as (process, address):
-        asked = urllib.request.Request(f"{address}spans", b'{"text": "some text"}')
-        with urllib.request.urlopen(asked, timeout=60) as answered:
-            (said,) = json.load(answered)["runs"]
+def test_a_process_serves_until_it_is_stopped(served_run: Path) -> None:
+    with served(f"run={served_run}", "checkpoint=latest") as (process, address):
+        spans_request = urllib.request.Request(f"{address}spans", b'{"text": "some text"}')
+        with urllib.request.urlopen(spans_request, timeout=60) as answered:
+            (answer,) = json.load(answered)["runs"]
         assert (
-            said["spans"] == tokenv.load(tiny_run, checkpoint="latest").spans("some text").as_dict()
+            answer["spans"]
+            == tokenv.load(served_run, checkpoint="latest").spans("some text").as_dict()
         )
         process.send_signal(signal.SIGINT)
-        _, told = process.communicate(timeout=60)
+        _, printed = process.communicate(timeout=60)
         assert process.returncode == 130
-        assert told.splitlines()[-1] == "tokenv: stopped"
+        assert printed.splitlines()[-1] == "tokenv: stopped"
 
 
 @pytest.mark.slow
-def test_sigterm_ends_it_while_many_wait(tiny_run: Path) -> None:
+def test_sigterm_ends_it_while_many_wait(served_run: Path) -> None:
     body = json.dumps({"text": "some text " * 999}).encode()
     question = b"POST /spans HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: %d\r\n\r\n%s" % (
         len(body),
         body,
     )
     with (
-        served(f"run={tiny_run}", "checkpoint=latest") as (process, address),
+        served(f"run={served_run}", "checkpoint=latest") as (process, address),
         ExitStack() as clients,
     ):
         port = int(address.rstrip("/").rpartition(":")[2])
@@ -286,22 +291,22 @@ def test_sigterm_ends_it_while_many_wait(tiny_run: Path) -> None:
             client.sendall(question)
         process.send_signal(signal.SIGTERM)
         started = time.monotonic()
-        _, told = process.communicate(timeout=60)
+        _, printed = process.communicate(timeout=60)
         assert time.monotonic() - started < 10
         assert process.returncode == 130
-        assert told.splitlines()[-1] == "tokenv: stopped"
-        assert "Traceback" not in told
+        assert printed.splitlines()[-1] == "tokenv: stopped"
+        assert "Traceback" not in printed
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(BROWSER is None, reason="needs a browser")
-def test_a_browser_shows_it(tiny_run: Path, tmp_path: Path) -> None:
+def test_a_browser_shows_it(served_run: Path, tmp_path: Path) -> None:
     other = tmp_path / "other"
-    shutil.copytree(tiny_run, other)
+    shutil.copytree(served_run, other)
     for earlier in sorted((other / "checkpoints").glob("step-*"))[:-1]:
         shutil.rmtree(earlier)
 
-    def dom(address: str, **wanted: Any) -> str:
+    def dom(address: str, **fields: Any) -> str:
         flags = [
             "--headless",
             "--no-sandbox",
@@ -314,23 +319,26 @@ def test_a_browser_shows_it(tiny_run: Path, tmp_path: Path) -> None:
             *flags,
             "--virtual-time-budget=20000",
             "--dump-dom",
-            f"{address}#{urlencode(wanted)}",
+            f"{address}#{urlencode(fields)}",
         ]
         return subprocess.run(
             command, capture_output=True, text=True, check=True, timeout=120
         ).stdout
 
-    with served(f"run={tiny_run}", f"other_runs=['{other}']", "checkpoint=latest") as (_, address):
-        model = tokenv.load(tiny_run, checkpoint="latest")
-        found = dom(address, text="some <b>text")
-        assert found.count('<div class="text"') == 2
-        assert "some &lt;b&gt;text" in re.sub(r"</?(?:span|i)\b[^>]*>", "", found)
-        assert f"{model.spans('some <b>text').bits_per_byte:.3f}" in found
+    with served(f"run={served_run}", f"other_runs=['{other}']", "checkpoint=latest") as (
+        _,
+        address,
+    ):
+        model = tokenv.load(served_run, checkpoint="latest")
+        document = dom(address, text="some <b>text")
+        assert document.count('<div class="text"') == 2
+        assert "some &lt;b&gt;text" in re.sub(r"</?(?:span|i)\b[^>]*>", "", document)
+        assert f"{model.spans('some <b>text').bits_per_byte:.3f}" in document
         moved = dom(address, text="some text", rate=0.4, checkpoint=0)
-        first = tokenv.load(min((tiny_run / "checkpoints").glob("step-*"))).spans(
+        first = tokenv.load(min((served_run / "checkpoints").glob("step-*"))).spans(
             "some text", rate=0.4
         )
         assert f"<dd>{first.rate:.3f}</dd>" in moved
         assert "1,024 bytes of training" in moved
         assert "expected at most 10,000" in dom(address, text="a" * 10_001)
-        assert len(re.findall(r'<input type="range"[^>]* hidden=""', found)) == 1
+        assert len(re.findall(r'<input type="range"[^>]* hidden=""', document)) == 1
