@@ -94,8 +94,8 @@ def check_halves(trained):
     ("rates", "message"),
     [
         ([0.1, 1], r"rates = 1\.0: expected boundaries per symbol in \(0, 1\)"),
-        ([0.1, 0.1], r"rates = \[0\.1, 0\.1\]: expected every rate once"),
-        (["few"], r"rates = \['few'\]: expected numbers"),
+        ([0.1, 0.1], r"rates = \[0\.1, 0\.1\]: expected boundaries per symbol, every rate once"),
+        (["few"], r"rates = \['few'\]: expected boundaries per symbol"),
     ],
 )
 def test_rates_that_cannot_be_compared_are_refused(rates, message):
