@@ -45,12 +45,13 @@ def spending(name: str, bits: float, each: float) -> ComparedMethod:
 
 @given(st.floats(1.06, 50))
 def test_losses_at_equal_flops_are_on_the_curves(factor: float) -> None:
-    cheap, dear = spending("cheap", 2.0, 1.0), spending("dear", 1.9, factor)
-    found = find_losses_at_equal_flops(a_comparison([cheap, dear]))
-    assert found is not None
-    assert found.flops == 1e6
-    assert found.losses["cheap"] == pytest.approx(cheap.loss)
-    assert found.losses["dear"] == pytest.approx(dear.loss + 1 - 1 / factor)
+    cheap = spending("cheap", 2.0, 1.0)
+    dear = spending("dear", 1.9, factor)
+    at_equal_flops = find_losses_at_equal_flops(a_comparison([cheap, dear]))
+    assert at_equal_flops is not None
+    assert at_equal_flops.flops == 1e6
+    assert at_equal_flops.losses["cheap"] == pytest.approx(cheap.loss)
+    assert at_equal_flops.losses["dear"] == pytest.approx(dear.loss + 1 - 1 / factor)
     assert find_losses_at_equal_flops(a_comparison([cheap, spending("other", 1.9, 1.04)])) is None
 
 
@@ -148,18 +149,18 @@ def test_complete_options_are_those_with_which_a_class_is_built(name: str) -> No
 )
 def test_what_naming_another_class_gives_up(changes: dict[str, Any], sentence: str | None) -> None:
     options = resolve_comparison([], {"base": ["small"], "methods": {"it": changes}})
-    found = options.options_given_up()
-    assert found[:1] == ([] if sentence is None else [f"it: {sentence}"])
+    given_up = options.options_given_up()
+    assert given_up[:1] == ([] if sentence is None else [f"it: {sentence}"])
 
 
 def test_shipped_comparisons_give_up_nothing_but_what_is_known() -> None:
-    found = {}
+    given_up = {}
     for name in shrunk.CONFIGS:
         if "methods" not in shrunk.content(name):
             continue
         for own in resolve_comparison([name], {}).split_protocols().values():
-            found[name] = own.options_given_up()
-    lost = {name: lines for name, lines in found.items() if lines}
+            given_up[name] = own.options_given_up()
+    lost = {name: lines for name, lines in given_up.items() if lines}
     assert lost == {
         "compare-rates": [
             "every rate, one sample: estimator reinforce gives up head_epochs=3 of the base (reinforce's own: 0)"
@@ -210,8 +211,8 @@ def test_a_small_text_of_ones_own_is_compared(
     run = shrunk.merge(shrunk.RUN, {"validation": {"sequences": 64}})
     words = [*overrides({"common": run}), "seeds=[0]", "bpe_vocabulary=300", "passages=1"]
     name, *line = two_lines(tmp_path)
-    found = run_command(name, [*line, *words])
-    assert {row["method"] for row in found} == {"uniform", "learned w=1"}
+    results = run_command(name, [*line, *words])
+    assert {row["method"] for row in results} == {"uniform", "learned w=1"}
     (report,) = tmp_path.glob("runs/*/report.html")
     with (report.parent / "methods.csv").open() as file:
         assert [row["seeds"] for row in csv.DictReader(file)] == ["1", "1"]

@@ -24,8 +24,8 @@ def stored_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store = tmp_path_factory.mktemp("stored")
     for number, config in enumerate(CONFIGS):
         train(config, store / str(number) / "checkpoints", lambda *_: None)
-        told = {"experiment": {"name": "tokenv-train"}, "status": "COMPLETED"}
-        (store / str(number) / "run.json").write_text(json.dumps(told))
+        record = {"experiment": {"name": "tokenv-train"}, "status": "COMPLETED"}
+        (store / str(number) / "run.json").write_text(json.dumps(record))
         (store / str(number) / "config.json").write_text(json.dumps(config.as_dict()))
     return store
 
@@ -40,7 +40,7 @@ def change(path: Path, **values: Any) -> None:
 
 
 def refused(store: Path, capsys: pytest.CaptureFixture[str], why: str) -> None:
-    """Neither taken where its folder is named nor found as the run that it says it is; each time it is said why."""
+    """Neither taken where its folder is named nor found as the run that it says it is; every message says why."""
     with pytest.raises(UserError, match=rf"runs: .*{why}"):
         finished_run(store / "0")
     stored = read_run(store / "0")
@@ -65,7 +65,7 @@ def test_swapped_checkpoints_are_noticed(store: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize(
-    ("section", "values", "told"),
+    ("section", "values", "message"),
     [
         ("agent", {"name": "uniform"}, "agent.name = 'uniform', but .* has 'learned'"),
         ("rate", 0.3, "rate = 0.3, but"),
@@ -74,10 +74,10 @@ def test_swapped_checkpoints_are_noticed(store: Path, capsys: pytest.CaptureFixt
     ],
 )
 def test_a_changed_configuration_is_noticed(
-    section: str, values: Any, told: str, store: Path, capsys: pytest.CaptureFixture[str]
+    section: str, values: Any, message: str, store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     change(store / "0" / "config.json", **{section: values})
-    refused(store, capsys, rf"config\.json has {told}")
+    refused(store, capsys, rf"config\.json has {message}")
 
 
 def test_a_run_that_is_not_at_its_end_is_not_finished(

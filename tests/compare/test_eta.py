@@ -28,16 +28,16 @@ def test_of_runs_at_one_pace_it_is_exact(
     seconds: float, symbols: int, share: float, start: float, at_once: int
 ) -> None:
     """However long a run took to begin, and also where it goes on from a checkpoint."""
-    seen = int(share * symbols)
+    done = int(share * symbols)
     eta = EtaEstimator(["a"] * 8, [symbols] * 8)
     for number in range(at_once):
         eta.start(number, 0.0)
-        eta.update(number, seen, start)
-        eta.update(number, seen + 1, start + seconds)
+        eta.update(number, done, start)
+        eta.update(number, done + 1, start + seconds)
     assert math.isclose(
-        eta.remaining_of(0), (symbols - seen - 1) * seconds, rel_tol=1e-6, abs_tol=1e-6
+        eta.remaining_of(0), (symbols - done - 1) * seconds, rel_tol=1e-6, abs_tol=1e-6
     )
-    whole = 8 * symbols - at_once * (seen + 1)
+    whole = 8 * symbols - at_once * (done + 1)
     assert math.isclose(
         eta.remaining(), max(whole * seconds / at_once, symbols * seconds), rel_tol=1e-6
     )
@@ -62,7 +62,7 @@ def test_methods_differ_and_what_is_finished_counts_as_a_whole() -> None:
     assert eta.remaining() == 0
 
 
-def test_a_run_that_was_found_finished_says_nothing_of_pace() -> None:
+def test_a_run_that_had_finished_before_counts_for_no_pace() -> None:
     eta = EtaEstimator(["a", "a"], [100, 100])
     eta.finish(0, 1e6)
     assert math.isnan(eta.remaining())

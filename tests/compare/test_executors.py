@@ -89,8 +89,8 @@ def table(of: CompareOptions) -> dict[str, Any]:
                 run.evaluation.loss,
                 run.evaluation.boundary_rate,
                 {
-                    name: told
-                    for name, told in run.history.items()
+                    name: values
+                    for name, values in run.history.items()
                     if name != "train/symbols_per_second"
                 },
             )
@@ -145,12 +145,12 @@ def at_work(store: Path) -> list[psutil.Process]:
     """Return the processes which train a run that has saved a checkpoint."""
     if not list(store.glob("*/checkpoints/step-*")):
         return []
-    found = []
+    processes = []
     for process in psutil.process_iter():
         with suppress(psutil.Error):
             if "job" in process.cmdline() and str(store) in process.cmdline()[-1]:
-                found.append(process)
-    return found
+                processes.append(process)
+    return processes
 
 
 @pytest.mark.slow
@@ -169,9 +169,9 @@ def test_a_killed_worker_is_gone_on_with(executor: str, place: Path) -> None:
 
     with ThreadPoolExecutor(1) as pool:
         killed = pool.submit(kill)
-        found = table(options(executor, **changes))
+        finished = table(options(executor, **changes))
         killed.result()
-    assert found == alone
+    assert finished == alone
     runs = list(stored_runs(place / "runs"))
     assert sorted(run.status for run in runs) == ["COMPLETED", "RUNNING"]
     newest = next(run for run in runs if run.finished)
@@ -196,9 +196,9 @@ def test_a_preempted_job_saves_and_is_gone_on_with(place: Path) -> None:
 
     with ThreadPoolExecutor(1) as pool:
         preempted = pool.submit(preempt)
-        found = table(options("slurm:slurm.yaml", **changes))
+        finished = table(options("slurm:slurm.yaml", **changes))
         preempted.result()
-    assert found == alone
+    assert finished == alone
     assert sorted(run.status for run in stored_runs(place / "runs")) == ["COMPLETED", "INTERRUPTED"]
     assert nothing_is_left(place / "runs")
 
@@ -309,7 +309,7 @@ def test_ctrl_c_saves_what_goes_on_and_drops_what_waits(executor: str, place: Pa
         ("slurm:it.yaml", "partition: gpu", 'Could not detect "srun"'),
     ],
 )
-def test_what_is_wrong_with_an_executor_is_told_before_work_starts(
+def test_a_wrong_executor_is_reported_before_work_starts(
     executor: str, file: str, message: str, place: Path
 ) -> None:
     for package in ("distributed", "submitit"):
@@ -371,7 +371,7 @@ def test_the_documents_file_is_one_for_slurm(place: Path, monkeypatch: pytest.Mo
         check_executor(options("slurm:a100.yaml"))
 
 
-def test_a_scheduler_that_is_none_is_told_of_soon(place: Path) -> None:
+def test_an_address_without_a_scheduler_is_reported_soon(place: Path) -> None:
     """Check an address where a server listens which says nothing."""
     pytest.importorskip("distributed", reason="needs tokenv[dask]")
     with socket.create_server(("127.0.0.1", 0)) as silent:

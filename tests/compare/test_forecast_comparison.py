@@ -24,10 +24,10 @@ STEPWISE = {"codec": {"direct": False}, "data": {"options": {"context": 8}}}
 
 def forecasts(offset=0.0, horizon=8, seed=0):
     """Errors of made-up forecasts: of the method larger by ``offset``, of its peers always the same."""
-    dice = np.random.default_rng(seed)
+    generator = np.random.default_rng(seed)
     common_W = np.random.default_rng(99).gamma(2.0, 0.2, WINDOWS)
     error = {
-        name: (common_W + offset + 0.01 * dice.normal(size=WINDOWS)).tolist()
+        name: (common_W + offset + 0.01 * generator.normal(size=WINDOWS)).tolist()
         for name in ("mse", "mae", "crps")
     }
     peers = {
@@ -42,7 +42,7 @@ def forecasts(offset=0.0, horizon=8, seed=0):
 
 def methods(**offsets):
     """Methods of two seeds whose forecasts are off by so much."""
-    found = []
+    compared_methods = []
     for name, offset in offsets.items():
         made = of_series(a_method(name))
         runs = [
@@ -54,8 +54,8 @@ def methods(**offsets):
             )
             for run in made.runs
         ]
-        found.append(replace(made, runs=runs))
-    return found
+        compared_methods.append(replace(made, runs=runs))
+    return compared_methods
 
 
 def by_seed(runs):
@@ -65,13 +65,18 @@ def by_seed(runs):
 @pytest.fixture(scope="module")
 def compared():
     of = methods(learned=0.0, fixed=0.2)
-    found = compare_forecasts(by_seed({method.name: method.runs for method in of}), "")
-    return a_comparison(of, of_kind=found)
+    forecasts_compared = compare_forecasts(by_seed({method.name: method.runs for method in of}), "")
+    return a_comparison(of, of_kind=forecasts_compared)
 
 
 def test_pairs_are_those_of_the_windows_and_seeds(compared):
-    found = compared.of_kind
-    assert list(found.table.forecaster) == ["learned", "dlinear", "fixed", "last value"]
+    compared_forecasts = compared.of_kind
+    assert list(compared_forecasts.table.forecaster) == [
+        "learned",
+        "dlinear",
+        "fixed",
+        "last value",
+    ]
     learned, fixed = (
         np.array([run.evaluation.forecast.error["mse"] for run in method.runs])
         for method in compared.methods
@@ -80,7 +85,7 @@ def test_pairs_are_those_of_the_windows_and_seeds(compared):
     expected = estimate_difference(
         Scores(learned, cluster_W, (0, 1)), Scores(fixed, cluster_W, (0, 1))
     )
-    pair = found.differences["mse"]["learned", "fixed"]
+    pair = compared_forecasts.differences["mse"]["learned", "fixed"]
     assert (pair.mean, pair.seed_error, pair.low, pair.p) == (
         expected.mean,
         expected.seed_error,
@@ -88,17 +93,20 @@ def test_pairs_are_those_of_the_windows_and_seeds(compared):
         expected.p,
     )
     peer_W = np.array(compared.methods[0].runs[0].evaluation.forecast.peers["dlinear"]["mse"])
-    against = found.differences["mse"]["learned", "dlinear"]
+    against = compared_forecasts.differences["mse"]["learned", "dlinear"]
     assert against.mean == pytest.approx((learned - peer_W).mean())
     assert against.seed_error == pytest.approx(learned.mean(1).std(ddof=1) / 2**0.5)
-    assert set(found.differences["mse"]) == {
+    assert set(compared_forecasts.differences["mse"]) == {
         ("learned", "fixed"),
         *((name, peer) for name in ("learned", "fixed") for peer in ("last value", "dlinear")),
     }
-    best, dlinear = found.table.to_dict("records")[:2]
+    best, dlinear = compared_forecasts.table.to_dict("records")[:2]
     assert best["skill against dlinear"] == pytest.approx(1 - best["mse"] / dlinear["mse"])
     assert dlinear["crps"] == dlinear["mae"]
-    assert add_reversed_pairs(found.differences["mse"])["fixed", "learned"].mean == -pair.mean
+    assert (
+        add_reversed_pairs(compared_forecasts.differences["mse"])["fixed", "learned"].mean
+        == -pair.mean
+    )
 
 
 def test_a_report_shows_methods_and_peers(compared, tmp_path, monkeypatch):
@@ -136,7 +144,8 @@ def test_a_report_shows_methods_and_peers(compared, tmp_path, monkeypatch):
 
 
 def test_runs_that_forecast_other_windows_are_refused():
-    (one,), (other,) = methods(learned=0.0), methods(fixed=0.2)
+    (one,) = methods(learned=0.0)
+    (other,) = methods(fixed=0.2)
     runs = [
         replace(run, evaluation=replace(run.evaluation, forecast=forecasts(horizon=4)))
         for run in other.runs
@@ -184,16 +193,20 @@ def test_the_scores_are_those_of_the_command(settings, tmp_path):
         "peers=dlinear",
         "checkpoint=latest",
     ]
-    told = run_command("forecast", command)
+    scores = run_command("forecast", command)
     evaluation_request = EvaluationRequest(0, 260, forecast=ForecastRequest(windows=30))
-    found = evaluate_run(tmp_path / "runs" / "1", evaluation_request).forecast
+    forecast = evaluate_run(tmp_path / "runs" / "1", evaluation_request).forecast
     for name in ("mse", "mae", "crps", "inside"):
-        assert np.mean(found.error[name]) == pytest.approx(told[name], rel=1e-12)
-    assert found.peers.keys() == told["against"].keys()
-    for name, errors in found.peers.items():
-        assert np.mean(errors["mse"]) == pytest.approx(told["against"][name]["mse"], rel=1e-12)
-    assert (len(found.cluster), found.total, found.horizon) == (told["windows"], told["of"], 6)
-    assert load_evaluation(tmp_path / "runs" / "1", evaluation_request).forecast == found
+        assert np.mean(forecast.error[name]) == pytest.approx(scores[name], rel=1e-12)
+    assert forecast.peers.keys() == scores["against"].keys()
+    for name, errors in forecast.peers.items():
+        assert np.mean(errors["mse"]) == pytest.approx(scores["against"][name]["mse"], rel=1e-12)
+    assert (len(forecast.cluster), forecast.total, forecast.horizon) == (
+        scores["windows"],
+        scores["of"],
+        6,
+    )
+    assert load_evaluation(tmp_path / "runs" / "1", evaluation_request).forecast == forecast
     assert load_evaluation(tmp_path / "runs" / "1", EvaluationRequest(0, 260)) is None
 
 

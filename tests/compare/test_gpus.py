@@ -47,8 +47,8 @@ def test_no_two_jobs_share_one(count: int) -> None:
 
     def job(_: int) -> None:
         nonlocal most
-        with acquire_gpus("auto", count) as seen:
-            mine = seen[VISIBLE].split(",")
+        with acquire_gpus("auto", count) as environment:
+            mine = environment[VISIBLE].split(",")
             assert len(mine) == count
             assert not set(mine) & set(held)
             held.extend(mine)
@@ -66,13 +66,13 @@ def test_a_gpu_that_is_named_is_waited_for() -> None:
     released = threading.Event()
 
     def wait_for_it() -> bool:
-        with acquire_gpus("cuda:0", 1) as seen:
-            assert seen == {}
+        with acquire_gpus("cuda:0", 1) as environment:
+            assert environment == {}
             return released.is_set()
 
     with ThreadPoolExecutor(1) as pool:
-        with acquire_gpus("cuda:1", 1) as seen:
-            assert seen == {}  # its name stays right
+        with acquire_gpus("cuda:1", 1) as environment:
+            assert environment == {}  # its name stays right
             with acquire_gpus("cuda", 1) as other:
                 assert other == {VISIBLE: "GPU-cc"}
                 waiting = pool.submit(wait_for_it)
@@ -83,8 +83,8 @@ def test_a_gpu_that_is_named_is_waited_for() -> None:
 
 
 def test_a_run_without_gpus_takes_none(monkeypatch: pytest.MonkeyPatch) -> None:
-    with acquire_gpus("cuda", 2), acquire_gpus("cpu", 1) as seen:
-        assert seen == {}
+    with acquire_gpus("cuda", 2), acquire_gpus("cpu", 1) as environment:
+        assert environment == {}
         monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-        with acquire_gpus("auto", 1) as seen:
-            assert seen == {}
+        with acquire_gpus("auto", 1) as environment:
+            assert environment == {}

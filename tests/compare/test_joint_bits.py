@@ -49,7 +49,8 @@ def test_the_agents_say_themselves_which_read_ahead() -> None:
 
 
 def test_joint_bits_add_the_boundaries_by_the_best_policy_which_imitates_them() -> None:
-    bpe, uniform = a_bpe(), a_method("uniform", 2.0)
+    bpe = a_bpe()
+    uniform = a_method("uniform", 2.0)
     others = [
         a_student("another", 0.01, teacher={"name": "bpe", "vocabulary_size": 400}),
         a_student("at first", 0.02, fraction=0.5),
@@ -65,7 +66,9 @@ def test_joint_bits_add_the_boundaries_by_the_best_policy_which_imitates_them() 
 @pytest.mark.parametrize("agent", ["hnet", "exact_count", "uniform"])
 def test_no_joint_bits_by_an_agent_without_a_law_or_with_a_fixed_count(agent: str) -> None:
     """H-Net's log-probabilities are 0: by them, BPE's boundaries would cost nothing."""
-    bpe, causal, lawless = a_bpe(), a_student("causal", 0.125), a_student("lawless", 0.0)
+    bpe = a_bpe()
+    causal = a_student("causal", 0.125)
+    lawless = a_student("lawless", 0.0)
     runs = [replace(run, config=replace(run.config, agent={"name": agent})) for run in lawless.runs]
     comparison = a_comparison([bpe, causal, replace(lawless, runs=runs)])
     assert comparison.joint_loss(bpe) == (pytest.approx(bpe.loss + 0.125), "causal")

@@ -75,7 +75,7 @@ def test_odd_names_from_the_command_line_to_the_report(
         "rate": 0.4,
     }
     result = json.loads((report / "run.json").read_text())["result"]
-    assert {told["method"] for told in result} == set(only)
+    assert {line["method"] for line in result} == set(only)
 
 
 def test_sacred_prints_them(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -136,14 +136,15 @@ def test_a_method_that_is_no_section_is_refused(tmp_path: Path) -> None:
 def names(*runs: tuple[str, dict[str, Any]]) -> list[str]:
     return list(
         group_into_methods(
-            [a_run(folder=folder, config=resolve([], told)) for folder, told in runs]
+            [a_run(folder=folder, config=resolve([], changes)) for folder, changes in runs]
         )
     )
 
 
 def test_methods_of_given_runs_have_short_names() -> None:
     """What tells them apart, as briefly as it can be said; where it lies, if that would be long."""
-    learned, uniform = {"agent": {"name": "learned"}}, {"agent": {"name": "uniform"}}
+    learned = {"agent": {"name": "learned"}}
+    uniform = {"agent": {"name": "uniform"}}
     assert names(("runs/1", learned), ("runs/2", learned | {"seed": 1}), ("runs/3", uniform)) == [
         "learned",
         "uniform",
@@ -159,7 +160,7 @@ def test_methods_of_given_runs_have_short_names() -> None:
         "learned, width=64",
     ]
     both = [{"rate": value, "loss": {"rate": value}} for value in (0.125, 0.25)]
-    assert names(*((f"runs/{i}", learned | told) for i, told in enumerate(both))) == [
+    assert names(*((f"runs/{i}", learned | changes) for i, changes in enumerate(both))) == [
         "learned, rate=0.125, loss.rate=0.125",
         "learned, rate=0.25, loss.rate=0.25",
     ]
@@ -171,6 +172,8 @@ def test_methods_of_given_runs_have_short_names() -> None:
         for rate in (0.125, 0.25, 0.375)
     ]
     places = ("a/runs/1", "b/runs/1", "b/runs/2")
-    found = names(*((place, learned | told) for place, told in zip(places, many, strict=True)))
-    assert found == ["learned, a/runs/1", "learned, b/runs/1", "learned, runs/2"]
-    assert all(len(name) <= LONGEST_NAME for name in found)
+    short_names = names(
+        *((place, learned | changes) for place, changes in zip(places, many, strict=True))
+    )
+    assert short_names == ["learned, a/runs/1", "learned, b/runs/1", "learned, runs/2"]
+    assert all(len(name) <= LONGEST_NAME for name in short_names)

@@ -51,10 +51,8 @@ def options(settings, **values):
 @pytest.mark.parametrize("method", METHODS)
 def test_equal_decoder_passes_means_passes_are_equal_and_so_are_the_updates(tiny_settings, method):
     of = options(tiny_settings, equal_decoder_passes=True)
-    plain, equal = (
-        options(tiny_settings).make_task(method, 0).config,
-        of.make_task(method, 0).config,
-    )
+    plain = options(tiny_settings).make_task(method, 0).config
+    equal = of.make_task(method, 0).config
     passes = build_components(equal, torch.device("meta"), read_files=False).passes
     samples = passes.learning + passes.reward_only + passes.relaxed
     assert equal.train.batch_size == plain.train.batch_size // samples
@@ -100,11 +98,11 @@ def test_what_is_tried_and_what_is_taken(tiny_settings, monkeypatch):
         return replace(a_method("m").runs[0].evaluation, loss=[value])
 
     monkeypatch.setattr(command, "load_evaluation", loss)
-    found = select_best_trials(tried, folders, of)
-    assert found["rloo"] == {"train": {"agent_learning_rate": 0.2}, "loss": {"rate": 3.0}}
+    best = select_best_trials(tried, folders, of)
+    assert best["rloo"] == {"train": {"agent_learning_rate": 0.2}, "loss": {"rate": 3.0}}
     failed = {label: None if "rate=0.2" in label else folder for label, folder in folders.items()}
     assert select_best_trials(tried, failed, of)["rloo"]["train"] == {"agent_learning_rate": 0.1}
-    changed = of.make_task("rloo", 0, changes=found["rloo"]).config
+    changed = of.make_task("rloo", 0, changes=best["rloo"]).config
     assert (changed.train.agent_learning_rate, changed.loss.rate) == (0.2, 3.0)
 
 
@@ -161,32 +159,32 @@ def test_a_protocol_changes_what_it_says(tiny_settings):
         ({"protocols": {"a": {"common": {"rait": 0.2}}}}, "unknown key"),
     ],
 )
-def test_mistakes_are_told_before_work_starts(tiny_settings, values, message):
+def test_mistakes_are_reported_before_work_starts(tiny_settings, values, message):
     with pytest.raises(ValueError, match=message):
         check_methods(options(tiny_settings, **values))
 
 
 def test_holm_counts_the_pairs_that_are_asked_for():
     methods = {name: a_method(name, 2 + place / 10).runs for place, name in enumerate("abcd")}
-    every, some = (
-        build_comparison(methods, "", {}),
-        build_comparison(methods, "", {}, reference="b"),
-    )
-    assert all(np.isfinite(found.p_holm) for found in every.differences.values())
-    counted = {pair for pair, found in some.differences.items() if np.isfinite(found.p_holm)}
+    every = build_comparison(methods, "", {})
+    some = build_comparison(methods, "", {}, reference="b")
+    assert all(np.isfinite(difference.p_holm) for difference in every.differences.values())
+    counted = {
+        pair for pair, difference in some.differences.items() if np.isfinite(difference.p_holm)
+    }
     assert counted == {pair for pair in some.differences if "b" in pair}
     assert len(counted) == 3
-    (told,) = [
-        said
-        for said in describe_result(some)
-        if said.startswith("Against b, after Holm's correction for 3 pairs")
+    (sentence,) = [
+        line
+        for line in describe_result(some)
+        if line.startswith("Against b, after Holm's correction for 3 pairs")
     ]
-    named = {name for name in "acd" if f"{name} " in told.partition(":")[2].replace(",", " ")}
+    named = {name for name in "acd" if f"{name} " in sentence.partition(":")[2].replace(",", " ")}
     separable = {pair for pair in counted if some.differences[pair].p_holm < 0.05}
     assert named == {name for pair in separable for name in pair if name != "b"}
-    assert not [said for said in describe_result(every) if said.startswith("Against")]
-    for pair, found in some.differences.items():
-        assert replace(found, p_holm=0) == replace(every.differences[pair], p_holm=0)
+    assert not [line for line in describe_result(every) if line.startswith("Against")]
+    for pair, difference in some.differences.items():
+        assert replace(difference, p_holm=0) == replace(every.differences[pair], p_holm=0)
 
 
 def test_ranks_are_seed_by_seed():
@@ -252,13 +250,13 @@ class Links(HTMLParser):
 
 
 def stored(folder):
-    told = {path.parent: json.loads(path.read_text()) for path in folder.glob("runs/*/run.json")}
-    return [path for path, run in told.items() if run["experiment"]["name"] == "tokenv-train"]
+    records = {path.parent: json.loads(path.read_text()) for path in folder.glob("runs/*/run.json")}
+    return [path for path, run in records.items() if run["experiment"]["name"] == "tokenv-train"]
 
 
 def test_from_nothing_to_the_summary_and_again(place):
     first = run_command("compare", ["with", "two.yaml"])
-    assert [(told["protocol"], told["method"]) for told in first] == [
+    assert [(entry["protocol"], entry["method"]) for entry in first] == [
         *(("both learn", name) for name in ("reinforce", "rloo", "uniform")),
         *(("policy alone", name) for name in ("reinforce", "rloo")),
     ]
@@ -277,7 +275,7 @@ def test_from_nothing_to_the_summary_and_again(place):
     with (page.parent / "summary.csv").open(newline="") as file:
         rows = {(row["protocol"], row["method"]): row for row in csv.DictReader(file)}
     assert {key: float(row["loss"]) for key, row in rows.items()} == {
-        (told["protocol"], told["method"]): told["loss"] for told in first
+        (entry["protocol"], entry["method"]): entry["loss"] for entry in first
     }
     calibrated = {
         key: float(row["loss_raw"]) != float(row["loss"])
@@ -294,10 +292,10 @@ def test_from_nothing_to_the_summary_and_again(place):
             assert float(row["boundary_rate"]) == pytest.approx(0.2, abs=0.05)
 
     assert run_command("compare", ["with", "two.yaml", "only_protocols=both learn"]) == [
-        {key: value for key, value in told.items() if key != "protocol"}
+        {key: value for key, value in entry.items() if key != "protocol"}
         | {"protocol": "both learn"}
-        for told in first
-        if told["protocol"] == "both learn"
+        for entry in first
+        if entry["protocol"] == "both learn"
     ]
     assert len(stored(place)) == len(runs)
 
@@ -318,12 +316,14 @@ def test_a_third_partys_estimator_is_one_more_line(place, monkeypatch):
         },
     )
     check_methods(of)
-    found = compare_methods(of, progress=False)
-    assert [[method.name for method in comparison.methods] for comparison in found.values()] == [
+    comparisons = compare_methods(of, progress=False)
+    assert [
+        [method.name for method in comparison.methods] for comparison in comparisons.values()
+    ] == [
         ["reinforce", "mine"],
         ["reinforce", "mine"],
     ]
-    page = summary_page(found, dict.fromkeys(found, "x.html"), "reinforce")
+    page = summary_page(comparisons, dict.fromkeys(comparisons, "x.html"), "reinforce")
     assert page.count(">mine</th>") == 1
     assert "mine and reinforce are not separable" in page or "mine is " in page
 
@@ -332,19 +332,20 @@ def test_a_method_of_another_model_starts_from_one_of_its_own(tiny_settings):
     """As long, as seeded and with the same agent; all others share one."""
     methods = METHODS | {"wide": {"model": {"window": 16}, "agent": {"name": "uniform"}}}
     of = options(tiny_settings, methods=methods, pretrain={"agent": {"name": "random_rate"}})
-    found = {method: task.config for method, task in of.make_pretraining_tasks().items()}
-    assert found.keys() == methods.keys()
-    plain, wide = found["uniform"], found.pop("wide")
-    assert all(config == plain for config in found.values())
+    configs = {method: task.config for method, task in of.make_pretraining_tasks().items()}
+    assert configs.keys() == methods.keys()
+    plain = configs["uniform"]
+    wide = configs.pop("wide")
+    assert all(config == plain for config in configs.values())
     assert wide.model == replace(plain.model, window=16)
     assert replace(wide, model=plain.model) == plain
     starts = {method: Path(f"runs/{number}") for number, method in enumerate(methods)}
-    seen = []
+    started = []
     with pytest.MonkeyPatch.context() as patch:
-        remember = lambda _, method, seed, *, start, changes: seen.append((method, start))  # noqa: E731
+        remember = lambda _, method, seed, *, start, changes: started.append((method, start))  # noqa: E731
         patch.setattr(CompareOptions, "make_task", remember)
         list(of.make_tasks(starts))
-    assert seen == list(starts.items())
+    assert started == list(starts.items())
     assert options(tiny_settings).make_pretraining_tasks() == {}
 
 

@@ -36,7 +36,8 @@ LOSSES = st.integers(3, 5).flatmap(
 @given(LOSSES, LOSSES)
 def test_the_statistics_are_rliables_with_lower_for_higher(first, second):
     """Against scipy's functions, which rliable calls, of the negative losses."""
-    x_SC, y_TC = np.array(first, float), np.array(second, float)
+    x_SC = np.array(first, float)
+    y_TC = np.array(second, float)
     assert interquartile_mean(x_SC) == pytest.approx(-stats.trim_mean(-x_SC, 0.25, axis=None))
     each_C = [
         0.5
@@ -120,8 +121,8 @@ def test_the_bootstraps_error_of_a_mean_is_the_means():
     assert bootstrap_error(np.mean, value_S) == pytest.approx(stats.sem(value_S), rel=0.07)
     win_SS = np.random.default_rng(3).normal(size=(9, 9))
     every = [win_SS[np.ix_(index, index)].mean() for index in itertools.product(range(3), repeat=3)]
-    found = bootstrap_error(np.mean, win_SS[:3, :3], axes=(0, 1))
-    assert found == pytest.approx(np.std(every) * math.sqrt(3 / 2), rel=0.1)
+    error = bootstrap_error(np.mean, win_SS[:3, :3], axes=(0, 1))
+    assert error == pytest.approx(np.std(every) * math.sqrt(3 / 2), rel=0.1)
 
 
 @pytest.mark.parametrize(("seeds", "kinds", "least"), [(3, 1, 0.9), (8, 1, 0.9), (8, 2, 0.87)])
@@ -156,7 +157,8 @@ def test_fewer_than_three_seeds_have_no_interval(tmp_path, capsys):
 
 
 def test_the_report_shows_the_intervals_and_the_profile(tmp_path):
-    generator, measured = np.random.default_rng(5), {}
+    generator = np.random.default_rng(5)
+    measured = {}
     for name in "ab":
         own = [
             {"loss": list(generator.normal(2, 1, 6)), "document": [0, 0, 1, 2, 3, 4]}

@@ -60,7 +60,7 @@ def options(tiny_settings):
 
 
 @pytest.fixture
-def scene(options):
+def problem(options):
     torch.manual_seed(1)
     parts = build_components(options.config)
     parts.lm.double()
@@ -69,8 +69,8 @@ def scene(options):
     return GradientProblem(parts, torch.randint(256, (2, SHORT)))
 
 
-def build(text, scene, options):
-    return variance_study._build(options, scene.device, parse(text, 0.8))
+def build(text, problem, options):
+    return variance_study._build(options, problem.device, parse(text, 0.8))
 
 
 def test_statistics_of_known_gaussians():
@@ -78,7 +78,7 @@ def test_statistics_of_known_gaussians():
     true = torch.randn(40, dtype=torch.float64)
     mean = 0.5 * true + 0.1 * torch.randn(40)
     draws = mean + 2 * torch.randn(4000, 40)
-    found = gradient_statistics(draws, true.unsqueeze(0))
+    statistics = gradient_statistics(draws, true.unsqueeze(0))
     expected = {
         "variance": 160.0,
         "noise": 160.0 / mean.square().sum().item(),
@@ -87,7 +87,7 @@ def test_statistics_of_known_gaussians():
         "scale": (mean @ true / true.square().sum()).item(),
     }
     for name, value in expected.items():
-        measured = getattr(found, name)
+        measured = getattr(statistics, name)
         assert abs(measured.value - value) < 4 * measured.error, name
         assert measured.error < 0.2 * max(value, 0.05), name
 
@@ -96,84 +96,84 @@ def test_a_noisy_reference_does_not_look_like_bias():
     torch.manual_seed(0)
     true = torch.randn(40)
     draws, reference = (true + 3 * torch.randn(300, 40) for _ in range(2))
-    found = gradient_statistics(draws, reference)
-    assert abs(found.bias.value) < 0.25
+    statistics = gradient_statistics(draws, reference)
+    assert abs(statistics.bias.value) < 0.25
     naive = (draws.mean(0) - reference.mean(0)).norm() / reference.mean(0).norm()
     assert naive > 0.2  # what the difference of two noisy means would have said
-    assert abs(found.scale.value - 1) < 4 * found.scale.error
+    assert abs(statistics.scale.value - 1) < 4 * statistics.scale.error
 
 
 def test_jackknife_errors_are_the_spread_over_repetitions():
     torch.manual_seed(0)
     true = torch.ones(5)
-    found = [gradient_statistics(true + torch.randn(40, 5), true.unsqueeze(0)) for _ in range(100)]
+    repetitions = [
+        gradient_statistics(true + torch.randn(40, 5), true.unsqueeze(0)) for _ in range(100)
+    ]
     for name in ("variance", "scale", "cosine"):
-        values = torch.tensor([getattr(m, name).value for m in found])
-        claimed = torch.tensor([getattr(m, name).error for m in found]).mean()
+        values = torch.tensor([getattr(m, name).value for m in repetitions])
+        claimed = torch.tensor([getattr(m, name).error for m in repetitions]).mean()
         assert 0.7 < values.std() / claimed < 1.4, name
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.floats(0.1, 10), st.integers(0, 99))
 def test_relative_figures_do_not_depend_on_scale(factor, seed):
     generator = torch.Generator().manual_seed(seed)
     draws = 1 + torch.randn(10, 6, generator=generator, dtype=torch.float64)
     true = torch.ones(1, 6, dtype=torch.float64)
-    one, other = (
-        gradient_statistics(draws, true),
-        gradient_statistics(factor * draws, factor * true),
-    )
+    one = gradient_statistics(draws, true)
+    other = gradient_statistics(factor * draws, factor * true)
     for name in ("noise", "snr", "bias", "turn", "cosine", "scale"):
         assert getattr(one, name).value == pytest.approx(
             getattr(other, name).value, rel=1e-6, abs=1e-9
         )
 
 
-def test_draws_average_to_the_enumerated_gradient(scene, options):
-    true = true_gradient(scene, symbols=7 * scene.symbol_BN.numel())
+def test_draws_average_to_the_enumerated_gradient(problem, options):
+    true = true_gradient(problem, symbols=7 * problem.symbol_BN.numel())
     generator = torch.Generator().manual_seed(0)
-    estimator = build("rloo(gamma=1.0, num_samples=64)", scene, options)
-    with scene.frozen():
-        drawn = [draw_gradient(scene, estimator, generator) for _ in range(40)]
+    estimator = build("rloo(gamma=1.0, num_samples=64)", problem, options)
+    with problem.frozen():
+        drawn = [draw_gradient(problem, estimator, generator) for _ in range(40)]
     for name, value in true.items():
         assert value.norm() > 0
-        found = gradient_statistics(torch.stack([d[name] for d in drawn]), value.unsqueeze(0))
-        assert abs(found.scale.value - 1) < 5 * found.scale.error, name
-        assert found.turn.value < 0.05, name
+        statistics = gradient_statistics(torch.stack([d[name] for d in drawn]), value.unsqueeze(0))
+        assert abs(statistics.scale.value - 1) < 5 * statistics.scale.error, name
+        assert statistics.turn.value < 0.05, name
 
 
-def test_freezing_changes_no_gradient_and_is_undone(scene, options):
-    estimator = build("gumbel", scene, options)
-    found = []
+def test_freezing_changes_no_gradient_and_is_undone(problem, options):
+    estimator = build("gumbel", problem, options)
+    gradients = []
     for frozen in (True, False):
         generator = torch.Generator().manual_seed(3)
         if frozen:
-            with scene.frozen():
-                found.append(draw_gradient(scene, estimator, generator))
+            with problem.frozen():
+                gradients.append(draw_gradient(problem, estimator, generator))
         else:
-            found.append(draw_gradient(scene, estimator, generator))
-    for name in found[0]:
-        torch.testing.assert_close(found[0][name], found[1][name])
-    assert all(p.requires_grad for p in scene.components.lm.parameters())
+            gradients.append(draw_gradient(problem, estimator, generator))
+    for name in gradients[0]:
+        torch.testing.assert_close(gradients[0][name], gradients[1][name])
+    assert all(p.requires_grad for p in problem.components.lm.parameters())
 
 
-def test_effects_vanish_without_token_layers(scene):
+def test_effects_vanish_without_token_layers(problem):
     generator = torch.Generator().manual_seed(0)
-    some = credit_by_distance(scene, 3, generator)
+    some = credit_by_distance(problem, 3, generator)
     assert max(some.rms) > 0
-    for layer in scene.components.lm.mid:
+    for layer in problem.components.lm.mid:
         torch.nn.init.zeros_(layer.post_attention.weight)
         torch.nn.init.zeros_(layer.post_mlp.weight)
-    scene.components.lm.mid = torch.nn.ModuleList()
-    plain = scene.components.lm.apply_token_layers
-    scene.components.lm.apply_token_layers = lambda *args, **options: 0 * plain(*args, **options)
-    none = credit_by_distance(scene, 3, generator)
+    problem.components.lm.mid = torch.nn.ModuleList()
+    plain = problem.components.lm.apply_token_layers
+    problem.components.lm.apply_token_layers = lambda *args, **options: 0 * plain(*args, **options)
+    none = credit_by_distance(problem, 3, generator)
     assert max(none.rms) < 1e-12
     assert none.pairs[0] == 6  # 3 rollouts of 2 sequences
     assert none.pairs == sorted(none.pairs, reverse=True)
 
 
-def test_costs_count_the_executed_work(scene, options):
+def test_costs_count_the_executed_work(problem, options):
     texts = (
         "reinforce",
         "rloo(num_samples=3)",
@@ -181,8 +181,8 @@ def test_costs_count_the_executed_work(scene, options):
         "rebar",
         "ppo",
     )
-    built = {text: build(text, scene, options) for text in texts}
-    costs = measure_costs(scene.components, built, scene.symbol_BN, rate=0.5, repeats=1)
+    built = {text: build(text, problem, options) for text in texts}
+    costs = measure_costs(problem.components, built, problem.symbol_BN, rate=0.5, repeats=1)
     flops = {text: cost.flops for text, cost in costs.items()}
     one, three, forward = (flops[text] for text in texts[:3])
     late = (three - one) / 2
@@ -197,7 +197,8 @@ def test_costs_count_the_executed_work(scene, options):
 
 def test_a_study_resumes_where_it_stopped(options, tmp_path, monkeypatch):
     whole = variance_study.run_variance_study(options, tmp_path / "whole")
-    score, calls = VarianceStudy.score, []
+    score = VarianceStudy.score
+    calls = []
 
     def interrupted(*args):
         if len(calls) == 3:
@@ -228,7 +229,8 @@ def flip(file):
 
 
 def test_damaged_or_foreign_figures_are_rejected(options, tmp_path):
-    one, other = tmp_path / "one", tmp_path / "other"
+    one = tmp_path / "one"
+    other = tmp_path / "other"
     for folder, options_of in ((one, options), (other, replace(options, noise_seed=1))):
         variance_study.run_variance_study(options_of, folder)
     more = replace(options, estimators=(*options.estimators, "rloo(num_samples=3)"))
@@ -295,15 +297,15 @@ def test_the_report_of_a_study(options, tmp_path, capsys):
 def a_result(**figures):
     """Two estimators at one moment; the second with other figures."""
 
-    def found(**changes):
+    def statistics_of(**changes):
         return {
             "unbiased": True,
             "components": {"policy": {"noise": [2.0, 0.5], "turn": [0.1, 0.05]} | changes},
         }
 
     estimators = {
-        "reinforce": found(),
-        "other": found(**figures),
+        "reinforce": statistics_of(),
+        "other": statistics_of(**figures),
         "arm": {"refused": "it has a past"},
     }
     credit = {
@@ -381,13 +383,13 @@ def test_no_error_of_a_picture_is_hidden(monkeypatch, draw):
     # the second error is larger than its value
     assert bars == [(pytest.approx(floor), 10.0), (1.5, 2.5)]
     assert axes.get_ylim()[1] > 10
-    for said in (
+    for sentence in (
         "goes on below it",
         "standard error not measurable",
         "noise infinite",
         "refuse this policy: arm",
     ):
-        assert said in legend
+        assert sentence in legend
 
     axes, _, _ = drawn(monkeypatch, draw, a_result(noise=[3.0, math.nan]))
     faces = [container[0].get_markerfacecolor() for container in axes.containers]
@@ -444,13 +446,17 @@ def test_distances_with_one_pair_have_no_error_and_are_left_out(monkeypatch):
 
 
 def test_noise_flops_are_relative_to_the_papers_estimator():
-    def found(noise):
+    def statistics_of(noise):
         return {"components": {"policy": {"noise": [noise, 0.1]}}}
 
     result = {"costs": {"rloo": {"flops": 30}, "reinforce(gamma=0.9)": {"flops": 20}}}
-    moment = {"estimators": {"rloo": found(2.0), "reinforce(gamma=0.9)": found(12.0)}}
+    moment = {
+        "estimators": {"rloo": statistics_of(2.0), "reinforce(gamma=0.9)": statistics_of(12.0)}
+    }
     assert noise_flops(result, moment) == {"rloo": 0.25, "reinforce(gamma=0.9)": 1.0}
-    nothing = {"estimators": {"rloo": found(2.0), "reinforce(gamma=0.9)": found(math.inf)}}
+    nothing = {
+        "estimators": {"rloo": statistics_of(2.0), "reinforce(gamma=0.9)": statistics_of(math.inf)}
+    }
     assert all(math.isnan(product) for product in noise_flops(result, nothing).values())
 
 

@@ -58,7 +58,7 @@ CHROMIUM = shutil.which("chromium")
 
 
 @pytest.fixture(scope="module")
-def three():
+def compared():
     methods = [
         a_method("learned", 2.31, probability=0.4),
         a_method("uniform", 2.5, probability=0.0),
@@ -67,9 +67,9 @@ def three():
 
 
 @pytest.fixture(scope="module")
-def written(three, tmp_path_factory):
+def written(compared, tmp_path_factory):
     folder = tmp_path_factory.mktemp("report") / "new"
-    return folder, write_report(three, folder)
+    return folder, write_report(compared, folder)
 
 
 def test_the_report_is_written_and_names_its_files(written):
@@ -83,9 +83,9 @@ def test_the_report_is_written_and_names_its_files(written):
     assert sorted(paths) == sorted(folder.iterdir())
 
 
-def test_every_method_shows_every_passage_best_method_first(three, written):
+def test_every_method_shows_every_passage_best_method_first(compared, written):
     page = Page((written[0] / "report.html").read_text(encoding="utf-8"))
-    shown = [text.decode() for text in TEXTS for _ in three.methods]
+    shown = [text.decode() for text in TEXTS for _ in compared.methods]
     assert page.texts == shown
     places = [page.cells.index(name) for name in ("bpe", "learned", "uniform")]
     assert places == sorted(places)
@@ -102,53 +102,53 @@ def test_the_page_stands_alone(written):
 
 
 @pytest.mark.parametrize(
-    "evil",
+    "markup",
     ["<script>alert(1)</script>", "\"'><s onclick=x>", "$\\frac{&amp;", "_{{ 7*7 }}</style>"],
 )
-def test_everything_is_escaped(evil):
-    run = a_run(agreement={evil: Agreement(0.5, 0.5, 0.5)}, token_lengths=[], history={})
-    run = changed(run, passages=[a_passage(evil.encode())])
+def test_everything_is_escaped(markup):
+    run = a_run(agreement={markup: Agreement(0.5, 0.5, 0.5)}, token_lengths=[], history={})
+    run = changed(run, passages=[a_passage(markup.encode())])
     methods = [
-        ComparedMethod(name, [run], {evil: evil}, bits, math.nan, 0.1)
-        for name, bits in ((evil, 1.0), ("b", 2.0))
+        ComparedMethod(name, [run], {markup: markup}, bits, math.nan, 0.1)
+        for name, bits in ((markup, 1.0), ("b", 2.0))
     ]
-    differences = {(evil, "b"): Difference(-1.0, 0.1, math.nan, -2.0, -0.5, math.nan)}
-    comparison = Comparison(evil, {evil: evil}, methods, differences, {evil: evil})
+    differences = {(markup, "b"): Difference(-1.0, 0.1, math.nan, -2.0, -0.5, math.nan)}
+    comparison = Comparison(markup, {markup: markup}, methods, differences, {markup: markup})
     page = Page(comparison_page(comparison, draw_pictures(comparison)))
-    assert page.texts == [evil, evil]
-    assert page.headings[:2] == [evil, evil]
+    assert page.texts == [markup, markup]
+    assert page.headings[:2] == [markup, markup]
     # two rows of facts and failures, a row in five tables, a reference
-    assert page.cells.count(evil) == 10
+    assert page.cells.count(markup) == 10
     assert not page.tags & {"script", "s"}
-    drawn = [of_series(method, windows=[a_window(evil)]) for method in methods]
+    drawn = [of_series(method, windows=[a_window(markup)]) for method in methods]
     pictures = draw_pictures(replace(comparison, methods=drawn))
-    assert evil in pictures["window-1"].caption
+    assert markup in pictures["window-1"].caption
     assert not Page(comparison_page(comparison, pictures)).tags & {"script", "s"}
 
 
-def test_what_was_learned_is_told_and_what_was_not_measured_is_a_dash(three):
+def test_learned_boundaries_have_figures_and_what_was_not_measured_is_a_dash(compared):
     old = replace(
-        three.methods[0],
+        compared.methods[0],
         name="old",
-        runs=[changed(run, learned=None) for run in three.methods[0].runs],
+        runs=[changed(run, learned=None) for run in compared.methods[0].runs],
     )
     other = Learned({"space": (0.25, 0.1), "digit": (0.75, 0.2)}, [])
-    first, second = three.methods[1].runs
-    half = replace(three.methods[1], name="half", runs=[first, changed(second, learned=other)])
-    comparison = a_comparison([three.methods[0], old, half])
+    first, second = compared.methods[1].runs
+    half = replace(compared.methods[1], name="half", runs=[first, changed(second, learned=other)])
+    comparison = a_comparison([compared.methods[0], old, half])
     cells = dict(boundaries_table(comparison).cells())
     rows_of = [cells[method.name] for method in comparison.methods]
     assert list(rows_of[0])[2:-1] == ["space (25%)", "letter (75%)", "digit (75%)"]
-    told = {
+    table = {
         name: list(row.values())
         for name, row in zip(("whole", "old", "half"), rows_of, strict=True)
     }
-    assert told["whole"] == ["5.00", "0.333", "0.900", "0.050", "–", "def␣  ü␣<b>"]
-    assert told["old"] == ["5.00", "0.333", "–", "–", "–", "–"]
-    assert told["half"] == ["5.00", "0.333", "0.500", "0.050", "0.200", "def␣  ü␣<b>"]
+    assert table["whole"] == ["5.00", "0.333", "0.900", "0.050", "–", "def␣  ü␣<b>"]
+    assert table["old"] == ["5.00", "0.333", "–", "–", "–", "–"]
+    assert table["half"] == ["5.00", "0.333", "0.500", "0.050", "0.200", "def␣  ü␣<b>"]
     source = comparison_page(comparison, {})
     assert "ü␣&lt;b&gt;" in source
-    series = a_comparison_of_series(three.methods)
+    series = a_comparison_of_series(compared.methods)
     assert not boundaries_table(series).columns
 
 
@@ -158,16 +158,16 @@ class Matrix(Page):
     def handle_starttag(self, tag, attrs):
         super().handle_starttag(tag, attrs)
         if tag == "td" and "tip" in dict(attrs).get("class", ""):
-            self.found = [*getattr(self, "found", []), dict(attrs)]
+            self.cell_attributes = [*getattr(self, "cell_attributes", []), dict(attrs)]
 
 
-def test_the_matrix_agrees_with_the_pairs(three):
-    page = Matrix(comparison_page(three, {}))
-    names = [method.name for method in sort_methods(three)]
+def test_the_matrix_agrees_with_the_pairs(compared):
+    page = Matrix(comparison_page(compared, {}))
+    names = [method.name for method in sort_methods(compared)]
     ordered = [(row, column) for row in names for column in names if row != column]
-    assert len(page.found) == len(ordered)
-    pairs = three.both_ways
-    for (row, column), cell in zip(ordered, page.found, strict=True):
+    assert len(page.cell_attributes) == len(ordered)
+    pairs = compared.both_ways
+    for (row, column), cell in zip(ordered, page.cell_attributes, strict=True):
         difference = pairs[row, column]
         assert describe_difference(row, column, difference, "bits per byte") in cell["title"]
         assert f"{row} − {column}" in cell["title"]
@@ -181,44 +181,50 @@ def test_a_pair_seen_from_the_other_side(gap, width):
     both = a_comparison(
         [a_method("a"), a_method("b")], differences={("a", "b"): difference}
     ).both_ways
-    there, back = both["a", "b"], both["b", "a"]
+    there = both["a", "b"]
+    back = both["b", "a"]
     assert there == difference
     assert back.mean == -gap
     assert (back.low, back.high) == (-difference.high, -difference.low)
     assert {there.verdict, back.verdict} in ({"better", "worse"}, {"not separable"})
 
 
-def test_the_conclusion_tells_who_is_best_and_how_sure(three):
-    said = " ".join(describe_result(three))
-    assert "bpe has the lowest bits per byte: 2.3050 ± 0.0050" in said
-    assert "Not separable from it at 95%: learned (+0.0100)" in said
-    assert "better than uniform (difference: 0.2000)" in said
-    assert "At 95%, after Holm's correction for 3 pairs, it is better than uniform" in said
-    none = {pair: replace(found, p_holm=0.06) for pair, found in three.differences.items()}
-    assert "better than" not in " ".join(describe_result(replace(three, differences=none)))
-    alone = {pair: replace(found, seed_error=math.nan) for pair, found in three.differences.items()}
-    assert "better than" not in " ".join(describe_result(replace(three, differences=alone)))
+def test_the_conclusion_names_the_best_method_and_how_sure_that_is(compared):
+    conclusion = " ".join(describe_result(compared))
+    assert "bpe has the lowest bits per byte: 2.3050 ± 0.0050" in conclusion
+    assert "Not separable from it at 95%: learned (+0.0100)" in conclusion
+    assert "better than uniform (difference: 0.2000)" in conclusion
+    assert "At 95%, after Holm's correction for 3 pairs, it is better than uniform" in conclusion
+    none = {
+        pair: replace(difference, p_holm=0.06) for pair, difference in compared.differences.items()
+    }
+    assert "better than" not in " ".join(describe_result(replace(compared, differences=none)))
+    alone = {
+        pair: replace(difference, seed_error=math.nan)
+        for pair, difference in compared.differences.items()
+    }
+    assert "better than" not in " ".join(describe_result(replace(compared, differences=alone)))
     assert "the certainty of this is unknown" in " ".join(
-        describe_result(replace(three, differences={}))
+        describe_result(replace(compared, differences={}))
     )
 
 
-def test_failed_runs_are_told(three, capsys):
-    failed = replace(three, failed={"bpe, seed 1": "no memory"})
+def test_failed_runs_are_reported(compared, capsys):
+    failed = replace(compared, failed={"bpe, seed 1": "no memory"})
     page = Page(comparison_page(failed, {}))
     assert {"bpe, seed 1", "no memory"} <= set(page.cells)
     print_comparison(failed)
     assert "bpe, seed 1: no memory" in capsys.readouterr().out
 
 
-def test_tables_read_back_equal(three, written):
+def test_tables_read_back_equal(compared, written):
     folder, _ = written
-    for method, row in zip(sort_methods(three), rows(folder / "methods.csv"), strict=True):
+    for method, row in zip(sort_methods(compared), rows(folder / "methods.csv"), strict=True):
         assert row["method"] == method.name
         assert float(row["bits_per_byte"]) == method.loss
         assert float(row["seed_error"]) == method.seed_error
-        assert float(row["whitespace_f1"]) == three.mean(method.name, "whitespace f1")
-    runs = [(method, run) for method in sort_methods(three) for run in method.runs]
+        assert float(row["whitespace_f1"]) == compared.mean(method.name, "whitespace f1")
+    runs = [(method, run) for method in sort_methods(compared) for run in method.runs]
     for (method, run), row in zip(runs, rows(folder / "runs.csv"), strict=True):
         assert (row["method"], int(row["seed"]), row["folder"]) == (
             method.name,
@@ -231,16 +237,16 @@ def test_tables_read_back_equal(three, written):
         )
         assert float(row["boundary_rate"]) == run.evaluation.boundary_rate
         assert (float(row["flops"]), float(row["seconds"])) == (run.flops, run.seconds)
-    for (pair, found), row in zip(
-        three.differences.items(), rows(folder / "pairs.csv"), strict=True
+    for (pair, difference), row in zip(
+        compared.differences.items(), rows(folder / "pairs.csv"), strict=True
     ):
         assert (float(row["difference"]), float(row["low"]), float(row["high"])) == (
-            found.mean,
-            found.low,
-            found.high,
+            difference.mean,
+            difference.low,
+            difference.high,
         )
-        assert (row["first"], row["second"], row["verdict"]) == (*pair, found.verdict)
-        errors = (found.seed_error, found.document_error, found.p, found.p_holm)
+        assert (row["first"], row["second"], row["verdict"]) == (*pair, difference.verdict)
+        errors = (difference.seed_error, difference.document_error, difference.p, difference.p_holm)
         assert (
             tuple(float(row[name]) for name in ("seed_error", "document_error", "p", "p_holm"))
             == errors
@@ -263,8 +269,8 @@ def test_flops_between_and_beyond_the_known_points():
     st.lists(st.floats(1, 1e9), min_size=1, max_size=20, unique=True).map(sorted), st.floats(1, 1e6)
 )
 def test_flops_in_proportion_stay_in_proportion(at, each):
-    found = interpolate_flops([x / 2 for x in at] + [2 * at[-1]], (at, [each * x for x in at]))
-    assert found == pytest.approx([each * x / 2 for x in at] + [2 * each * at[-1]])
+    flops = interpolate_flops([x / 2 for x in at] + [2 * at[-1]], (at, [each * x for x in at]))
+    assert flops == pytest.approx([each * x / 2 for x in at] + [2 * each * at[-1]])
 
 
 def test_a_band_against_flops_keeps_its_values():
@@ -377,10 +383,8 @@ def test_nothing_is_cut_at_a_pictures_edge():
         "gumbel",
     ]
     methods = [a_method(name, 2 + i / 10, points=12) for i, name in enumerate(names)]
-    of_text, of_steps = (
-        draw_pictures(a_comparison(methods)),
-        draw_pictures(a_comparison_of_series(methods)),
-    )
+    of_text = draw_pictures(a_comparison(methods))
+    of_steps = draw_pictures(a_comparison_of_series(methods))
     for picture in [*of_text.values(), *(of_steps[name] for name in WINDOWS)]:
         light, dark = (imread(io.BytesIO(png))[..., :3] for png in (picture.light, picture.dark))
         assert light[0, 0].min() > 0.9
@@ -400,7 +404,7 @@ def test_the_terminal_shows_names_literally_and_the_pairs_of_the_best(capsys):
     assert "- b" not in shown
 
 
-@settings(deadline=None, max_examples=25)
+@settings(max_examples=25)
 @given(
     st.lists(st.text(max_size=8), min_size=1, max_size=4, unique=True), st.floats(allow_nan=True)
 )
@@ -412,14 +416,14 @@ def test_any_names_and_values_give_a_page(names, bits):
 @pytest.mark.skipif(CHROMIUM is None, reason="no chromium")
 @pytest.mark.parametrize("width", [390, 1200])
 @pytest.mark.parametrize("kind", ["text", "series"])
-def test_a_browser_shows_the_pictures_and_never_scrolls_sideways(three, tmp_path, width, kind):
+def test_a_browser_shows_the_pictures_and_never_scrolls_sideways(compared, tmp_path, width, kind):
     make = a_comparison if kind == "text" else a_comparison_of_series
     long = [
         replace(method, name=method.name + " of a remarkably long name" * 3)
-        for method in three.methods
+        for method in compared.methods
     ]
     wide = [a_method(f"number {i}", 2 + i / 10, seeds=5) for i in range(9)]
-    shown = draw_pictures(make(three.methods))
+    shown = draw_pictures(make(compared.methods))
     source = html.escape(comparison_page(make([*long, *wide]), shown))
     # A frame may be as narrow as a phone, a window may not; the page itself runs no script.
     page = tmp_path / "page.html"

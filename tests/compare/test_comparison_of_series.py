@@ -57,8 +57,8 @@ def table(folder, name):
 def test_two_runs_compared_from_end_to_end(store, capsys):
     results = [train(agent={"name": name}) for name in ("uniform", "learned")]
     words = ["runs=['runs/1', 'runs/2']", "passages=2"]
-    told = run_command("compare", ["with", *words])
-    losses = {one["method"]: one["loss"] for one in told}
+    summaries = run_command("compare", ["with", *words])
+    losses = {one["method"]: one["loss"] for one in summaries}
     assert losses == pytest.approx(
         {"uniform": results[0]["nats_per_value"], "learned": results[1]["nats_per_value"]}
     )
@@ -82,27 +82,27 @@ def test_two_runs_compared_from_end_to_end(store, capsys):
     pictures = {path.name for path in report.glob("*.png")}
     assert {"loss-steps.png", "patch-lengths.png", "window-1.png", "window-2.png"} <= pictures
     body = (report / "report.html").read_text().partition("</style>")[2]
-    seen = re.sub('base64,[^"]*', "", body)
-    assert "The same windows with the boundaries of every method" in seen
-    assert "found within 2 steps" in seen
-    assert not re.findall("byte|token|passage|text|document", seen)
-    assert run_command("compare", ["with", *words, "-u"]) == told
+    shown_text = re.sub('base64,[^"]*', "", body)
+    assert "The same windows with the boundaries of every method" in shown_text
+    assert "found within 2 steps" in shown_text
+    assert not re.findall("byte|token|passage|text|document", shown_text)
+    assert run_command("compare", ["with", *words, "-u"]) == summaries
 
 
 @pytest.mark.parametrize("joint", [False, True])
 def test_shares_of_windows_with_holes_average_to_the_runs_loss(store, joint):
     series = {"context": 4, "columns": "a,b", "joint": joint}
     result = train(data={"source": "holes.csv", "options": series})
-    found = evaluate_run(store / "1", EvaluationRequest(2, 260))
-    assert found.unit == "nats_per_value"
-    assert np.mean(found.loss) == pytest.approx(result["nats_per_value"], rel=1e-12)
-    assert found.loss_early == pytest.approx(result["nats_per_value_early"], rel=1e-12)
-    assert found.boundary_rate == pytest.approx(result["boundary_rate"])
-    assert found.agreement == {}  # nobody knows this recording's change points
+    evaluation = evaluate_run(store / "1", EvaluationRequest(2, 260))
+    assert evaluation.unit == "nats_per_value"
+    assert np.mean(evaluation.loss) == pytest.approx(result["nats_per_value"], rel=1e-12)
+    assert evaluation.loss_early == pytest.approx(result["nats_per_value_early"], rel=1e-12)
+    assert evaluation.boundary_rate == pytest.approx(result["boundary_rate"])
+    assert evaluation.agreement == {}  # nobody knows this recording's change points
     # columns at the same time are one group
-    assert len(found.loss) > len(set(found.document)) or joint
-    assert any(None in value for window in found.windows for value in window.value)
-    assert load_evaluation(store / "1", EvaluationRequest(2, 260)) == found
+    assert len(evaluation.loss) > len(set(evaluation.document)) or joint
+    assert any(None in value for window in evaluation.windows for value in window.value)
+    assert load_evaluation(store / "1", EvaluationRequest(2, 260)) == evaluation
 
 
 @given(
@@ -120,7 +120,7 @@ def test_shares_average_to_the_ratio_of_the_sums(rows, loss_mask):
 
 def test_the_test_loss_is_a_mean_over_all_test_values(store):
     train(data={"source": "holes.csv"})
-    found = evaluate_run(store / "1", EvaluationRequest(0, 260))
+    evaluation = evaluate_run(store / "1", EvaluationRequest(0, 260))
     trained = load_run("runs/1", "latest")
     test = load_series(trained.config.data).test(trained.config.validation.sequences)
     nats = loss_mask = 0.0
@@ -129,7 +129,7 @@ def test_the_test_loss_is_a_mean_over_all_test_values(store):
     ):
         nats -= td[keys.LOG_LIKELIHOOD].double().sum().item()
         loss_mask += trained.components.lm.codec.loss_mask(td["next", keys.SYMBOL]).sum().item()
-    assert found.loss_test == pytest.approx(nats / loss_mask, rel=1e-9)
+    assert evaluation.loss_test == pytest.approx(nats / loss_mask, rel=1e-9)
     validation = load_series(trained.config.data).validation(None)
     assert not torch.equal(test.symbol_BN.nan_to_num(), validation.symbol_BN.nan_to_num())
 
@@ -182,8 +182,8 @@ def test_other_windows_and_other_units_are_refused(store):
 
 def test_an_assessment_of_another_version_is_measured_anew(store):
     train(agent={"name": "uniform"})
-    found = evaluate_run(store / "1", EvaluationRequest(1, 260))
+    evaluation = evaluate_run(store / "1", EvaluationRequest(1, 260))
     path = store / "1" / "assessment.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"version": 1}))
     assert load_evaluation(store / "1", EvaluationRequest(1, 260)) is None
-    assert evaluate_run(store / "1", EvaluationRequest(1, 260)) == found
+    assert evaluate_run(store / "1", EvaluationRequest(1, 260)) == evaluation

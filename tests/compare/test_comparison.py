@@ -71,7 +71,7 @@ def test_from_nothing_to_the_report_and_again(comparison, capsys):
     """One run is there already, one is trained; a second comparison trains nothing and says the same."""
     train(agent={"name": "uniform"})
     first = run_command("compare", ["with", "both.yaml"])
-    assert {told["method"] for told in first} == {"uniform", "learned"}
+    assert {losses["method"] for losses in first} == {"uniform", "learned"}
     assert "uniform" in capsys.readouterr().out
     statuses = {
         path.parent.name: json.loads(path.read_text())["experiment"]["name"]
@@ -81,8 +81,8 @@ def test_from_nothing_to_the_report_and_again(comparison, capsys):
     (report,) = comparison.glob("runs/*/report.html")
     assert "learned" in report.read_text()
     with (report.parent / "methods.csv").open() as rows:
-        told = {row["method"]: float(row["bits_per_byte"]) for row in csv.DictReader(rows)}
-    assert told == pytest.approx({one["method"]: one["loss"] for one in first})
+        losses = {row["method"]: float(row["bits_per_byte"]) for row in csv.DictReader(rows)}
+    assert losses == pytest.approx({one["method"]: one["loss"] for one in first})
 
     assert run_command("compare", ["with", "both.yaml", "store=runs", "-F", "elsewhere"]) == first
     assert len(runs(comparison)) == 3
@@ -141,9 +141,9 @@ def test_ctrl_c_saves_the_runs_that_are_going_on(comparison):
     finally:
         signal.signal(signal.SIGINT, before)
     for task in options.make_tasks():
-        found = find_run(task.config, comparison / "runs")
-        assert found.status == "INTERRUPTED"
-        assert found.is_resumable
+        run = find_run(task.config, comparison / "runs")
+        assert run.status == "INTERRUPTED"
+        assert run.is_resumable
 
 
 def test_runs_are_found_by_what_they_are(comparison, tiny_settings):
@@ -151,10 +151,10 @@ def test_runs_are_found_by_what_they_are(comparison, tiny_settings):
     store = comparison / "runs"
     assert find_run(config, store) is None
     train(agent={"name": "uniform"}, checkpoint={"keep": 1})
-    found = find_run(config, store)
-    assert found.finished
-    assert found.folder == store / "1"
-    assert identity(found.config) == identity(config)
+    stored_run = find_run(config, store)
+    assert stored_run.finished
+    assert stored_run.folder == store / "1"
+    assert identity(stored_run.config) == identity(config)
     assert (
         find_run(
             resolve([], merge(tiny_settings, {"agent": {"name": "uniform"}, "seed": 1})), store
@@ -163,8 +163,8 @@ def test_runs_are_found_by_what_they_are(comparison, tiny_settings):
     )
 
     def set_status(status):
-        told = json.loads((store / "1" / "run.json").read_text())
-        (store / "1" / "run.json").write_text(json.dumps(told | {"status": status}))
+        record = json.loads((store / "1" / "run.json").read_text())
+        (store / "1" / "run.json").write_text(json.dumps(record | {"status": status}))
 
     set_status("QUEUED")
     assert find_run(config, store) is None
@@ -187,9 +187,9 @@ def test_a_stored_run_is_read_whatever_options_its_command_has(comparison):
     assert read_yaml(comparison / "runs" / "1" / "config.json")["agent"]["name"] == "uniform"
 
 
-def keep_values(told, folder):
+def keep_values(content, folder):
     """Store any values as an evaluation with a valid digest, as an attacker could."""
-    values = {name: value for name, value in told.items() if name not in ("of", "sha256")}
+    values = {name: value for name, value in content.items() if name not in ("of", "sha256")}
     write_json(folder / "assessment.json", values, _owner(checkpoints.find(folder)))
 
 
@@ -197,43 +197,46 @@ def test_an_assessment_agrees_with_the_run_and_is_kept(comparison):
     train(agent={"name": "whitespace"})
     folder = comparison / "runs" / "1"
     assert load_evaluation(folder, EvaluationRequest(1, 300)) is None
-    found = evaluate_run(folder, EvaluationRequest(1, 300))
+    evaluation = evaluate_run(folder, EvaluationRequest(1, 300))
     validation = json.loads((folder / "run.json").read_text())["result"]
-    assert sum(found.loss) / len(found.loss) == pytest.approx(validation["bits_per_byte"])
-    assert found.boundary_rate == pytest.approx(validation["boundary_rate"])
-    assert found.agreement["whitespace"] == Agreement(1.0, 1.0, 1.0) or found.boundary_rate < 0.04
-    assert 0 <= found.agreement["bpe"].f1 <= 1
-    assert len(found.passages) == 1
-    assert load_evaluation(folder, EvaluationRequest(1, 300)) == found
+    assert sum(evaluation.loss) / len(evaluation.loss) == pytest.approx(validation["bits_per_byte"])
+    assert evaluation.boundary_rate == pytest.approx(validation["boundary_rate"])
+    assert (
+        evaluation.agreement["whitespace"] == Agreement(1.0, 1.0, 1.0)
+        or evaluation.boundary_rate < 0.04
+    )
+    assert 0 <= evaluation.agreement["bpe"].f1 <= 1
+    assert len(evaluation.passages) == 1
+    assert load_evaluation(folder, EvaluationRequest(1, 300)) == evaluation
     assert load_evaluation(folder, EvaluationRequest(2, 300)) is None
     path = folder / "assessment.json"
     sound = path.read_text()
-    told = json.loads(sound)
+    content = json.loads(sound)
     # as by a flipped bit
-    path.write_text(json.dumps(told | {"loss": [told["loss"][0] + 1, *told["loss"][1:]]}))
+    path.write_text(json.dumps(content | {"loss": [content["loss"][0] + 1, *content["loss"][1:]]}))
     assert load_evaluation(folder, EvaluationRequest(1, 300)) is None
-    assert found.learned is not None
-    drawn = sum(share * rate for share, rate in found.learned.classes.values())
+    assert evaluation.learned is not None
+    drawn = sum(share * rate for share, rate in evaluation.learned.classes.values())
     # the first byte of each sequence, where all draw a boundary, is left out
-    length = len(found.passages[0].action)
-    assert drawn == pytest.approx((found.boundary_rate * length - 1) / (length - 1))
+    length = len(evaluation.passages[0].action)
+    assert drawn == pytest.approx((evaluation.boundary_rate * length - 1) / (length - 1))
     earlier = {
-        name: value for name, value in told.items() if name not in ("learned", "of", "sha256")
+        name: value for name, value in content.items() if name not in ("learned", "of", "sha256")
     }
     path.write_text(json.dumps(earlier))
     # without a digest it is measured again
     assert load_evaluation(folder, EvaluationRequest(1, 300)) is None
     for name, value in itertools.product(
-        told.keys() - {"of", "sha256"}, (None, 3, "x", [1], {"a": [1]}, [[2]], {})
+        content.keys() - {"of", "sha256"}, (None, 3, "x", [1], {"a": [1]}, [[2]], {})
     ):
-        keep_values(told | {name: value}, folder)
+        keep_values(content | {name: value}, folder)
         read = load_evaluation(folder, EvaluationRequest(1, 300))
         assert read is None or from_dict(RunEvaluation, asdict(read)) == read, (name, value)
-    keep_values({name: value for name, value in told.items() if name != "learned"}, folder)
-    assert load_evaluation(folder, EvaluationRequest(1, 300)) == replace(found, learned=None)
+    keep_values({name: value for name, value in content.items() if name != "learned"}, folder)
+    assert load_evaluation(folder, EvaluationRequest(1, 300)) == replace(evaluation, learned=None)
     path.write_text(sound)
     train(agent={"name": "whitespace"}, seed=5)
-    assert evaluate_run(folder.parent / "2", EvaluationRequest(1, 300)) != found
+    assert evaluate_run(folder.parent / "2", EvaluationRequest(1, 300)) != evaluation
     path.write_bytes((folder.parent / "2" / "assessment.json").read_bytes())  # another run's
     assert load_evaluation(folder, EvaluationRequest(1, 300)) is None
     (folder / "checkpoints").rename(folder / "away")
@@ -258,7 +261,7 @@ def test_token_lengths(rows):
     assert sum(token_lengths(action_BT, Text.longest_token)) == int(action_BT[:, 1:].sum())
 
 
-def test_mistakes_are_told(comparison):
+def test_mistakes_are_reported(comparison):
     train(agent={"name": "uniform"})
     train(agent={"name": "uniform"})
     train(agent={"name": "uniform"}, data={"seq_len": 48}, seed=1)
@@ -307,7 +310,7 @@ def test_mistakes_are_told(comparison):
         (["tiny.yaml"], "is the configuration of one run, and a comparison needs methods"),
     ],
 )
-def test_bad_options_are_told_before_work_starts(comparison, words, message):
+def test_bad_options_are_reported_before_work_starts(comparison, words, message):
     with pytest.raises(ValueError, match=message):
         run_command("compare", ["with", *words, "-u"])
     assert not (comparison / "runs").exists()
@@ -315,10 +318,10 @@ def test_bad_options_are_told_before_work_starts(comparison, words, message):
 
 @pytest.mark.parametrize(("more", "store"), [([], "elsewhere"), (["store=named"], "named")])
 def test_runs_go_where_the_flag_says_unless_a_store_is_named(comparison, monkeypatch, more, store):
-    seen = []
-    monkeypatch.setattr(Compare, "work", lambda command, _: seen.append(command.store))
+    stores = []
+    monkeypatch.setattr(Compare, "work", lambda command, _: stores.append(command.store))
     run_command("compare", ["with", "both.yaml", *more, "-F", "elsewhere"])
-    assert seen == [store]
+    assert stores == [store]
 
 
 def test_a_comparison_is_no_training_run(comparison):
@@ -338,8 +341,8 @@ def test_comparisons_that_come_with_tokenv_can_be_built(name):
 
 
 def test_the_aspect_study_is_that_of_the_single_configurations():
-    found = {
+    identities = {
         task.method: identity(task.config)
         for task in resolve_comparison(["aspect"], {}).make_tasks()
     }
-    assert found == {f"n={n}": identity(resolve([f"aspect-{n}"], {})) for n in (2, 4, 6)}
+    assert identities == {f"n={n}": identity(resolve([f"aspect-{n}"], {})) for n in (2, 4, 6)}

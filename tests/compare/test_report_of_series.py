@@ -25,18 +25,18 @@ from tokenv.compare.report.report_tables import print_comparison
 
 
 @pytest.fixture(scope="module")
-def three():
+def comparison():
     methods = [a_method("learned", 2.31), a_method("uniform", 2.5)]
     return a_comparison_of_series([*methods, a_method("random", 2.3)])
 
 
 @pytest.fixture(scope="module")
-def written(three, tmp_path_factory):
+def written(comparison, tmp_path_factory):
     folder = tmp_path_factory.mktemp("series")
-    return folder, write_report(three, folder)
+    return folder, write_report(comparison, folder)
 
 
-def test_the_report_of_series_speaks_of_series(three, written, capsys):
+def test_the_report_of_series_speaks_of_series(comparison, written, capsys):
     _, paths = written
     tables = ["methods.csv", "runs.csv", "pairs.csv", "patch-lengths.csv"]
     pictures = [f"{name}.png" for name in (*ALL_OF_SERIES, *WINDOWS)]
@@ -56,22 +56,22 @@ def test_the_report_of_series_speaks_of_series(three, written, capsys):
     # validation and test of the best
     assert {"−0.6950 ± 0.0050", "−0.1950 ± 0.0050"} <= set(page.cells)
     assert source.count("data:image/png;base64,") == 2 * (len(ALL_OF_SERIES) + len(WINDOWS))
-    print_comparison(three)
+    print_comparison(comparison)
     shown = capsys.readouterr().out
     assert "nats per value ± seeds" in shown
     assert "test ± seeds" in shown
     assert "random has the lowest nats per value: −0.6950 ± 0.0050" in shown
 
 
-def test_tables_of_series_read_back_equal(three, written):
+def test_tables_of_series_read_back_equal(comparison, written):
     folder, _ = written
-    for method, row in zip(sort_methods(three), rows(folder / "methods.csv"), strict=True):
+    for method, row in zip(sort_methods(comparison), rows(folder / "methods.csv"), strict=True):
         assert (row["method"], float(row["nats_per_value"])) == (method.name, method.loss)
         assert float(row["test_nats_per_value"]) == pytest.approx(
             np.mean([run.evaluation.loss_test for run in method.runs])
         )
-        assert float(row["change_points_f1"]) == three.mean(method.name, "change points f1")
-    runs = [run for method in sort_methods(three) for run in method.runs]
+        assert float(row["change_points_f1"]) == comparison.mean(method.name, "change points f1")
+    runs = [run for method in sort_methods(comparison) for run in method.runs]
     for run, row in zip(runs, rows(folder / "runs.csv"), strict=True):
         assert (float(row["nats_per_value"]), float(row["test_nats_per_value"])) == (
             run.loss,
@@ -88,12 +88,12 @@ def test_a_test_loss_that_is_unknown_is_a_dash(tmp_path):
     assert rows(tmp_path / "methods.csv")[0]["test_nats_per_value"] == "nan"
 
 
-def test_a_window_has_a_row_for_every_method_that_knows_it(three):
-    first, *others = three.methods
+def test_a_window_has_a_row_for_every_method_that_knows_it(comparison):
+    first, *others = comparison.methods
     bare = replace(
         first, runs=[changed(run, windows=run.evaluation.windows[:1]) for run in first.runs]
     )
-    pictures = draw_pictures(replace(three, methods=[bare, *others]))
+    pictures = draw_pictures(replace(comparison, methods=[bare, *others]))
     heights = [imread(io.BytesIO(pictures[name].light)).shape[0] for name in WINDOWS]
     assert heights[0] > heights[1]
     assert pictures["window-1"].caption.startswith("series 3 @ 40, as the first seed")

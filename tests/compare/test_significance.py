@@ -32,7 +32,8 @@ GENERATOR = np.random.default_rng(0)
 def test_the_documents_error_is_the_bootstraps():
     document_B = np.repeat(np.arange(40), GENERATOR.integers(1, 6, 40))
     value_B = GENERATOR.normal(size=40)[document_B] + 0.3 * GENERATOR.normal(size=len(document_B))
-    total_C, count_C = np.bincount(document_B, value_B), np.bincount(document_B)
+    total_C = np.bincount(document_B, value_B)
+    count_C = np.bincount(document_B)
     drawn = stats.bootstrap(
         (total_C, count_C), lambda t, c, axis: t.sum(axis) / c.sum(axis), paired=True, rng=0
     )
@@ -67,9 +68,9 @@ def test_unequal_documents_have_bell_and_mccaffreys_error_and_degrees(lengths):
 
 
 def test_the_verdict_is_the_corrected_one():
-    found = Difference(-1.0, 0.1, 0.1, -1.5, -0.5, p=0.02)
-    assert found.verdict == replace(found, p_holm=0.04).verdict == "better"
-    assert replace(found, p_holm=0.06).verdict == "not separable"
+    difference = Difference(-1.0, 0.1, 0.1, -1.5, -0.5, p=0.02)
+    assert difference.verdict == replace(difference, p_holm=0.04).verdict == "better"
+    assert replace(difference, p_holm=0.06).verdict == "not separable"
 
 
 def test_pairing_takes_out_what_all_methods_find_hard():
@@ -79,17 +80,17 @@ def test_pairing_takes_out_what_all_methods_find_hard():
         Scores(hard_B + shift + 0.01 * GENERATOR.normal(size=(3, 200)), document_B, (0, 1, 2))
         for shift in (0, 0.1)
     )
-    found = estimate_difference(first, second)
-    assert found.mean == pytest.approx(-0.1, abs=0.01)
-    assert found.document_error < 0.01 < first.document_error
-    assert found.verdict == "better"
-    assert describe_difference("a", "b", found, "bits per byte").startswith(
+    difference = estimate_difference(first, second)
+    assert difference.mean == pytest.approx(-0.1, abs=0.01)
+    assert difference.document_error < 0.01 < first.document_error
+    assert difference.verdict == "better"
+    assert describe_difference("a", "b", difference, "bits per byte").startswith(
         "a is better than b by 0."
     )
     assert estimate_difference(second, first).verdict == "worse"
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.integers(2, 5), st.integers(2, 5), st.floats(0.01, 1), st.floats(0.01, 1))
 def test_other_seeds_are_compared_as_welch_does(
     first_seeds, second_seeds, first_spread, second_spread
@@ -99,32 +100,37 @@ def test_other_seeds_are_compared_as_welch_does(
     # No sequence differs from another: all that is uncertain is the seed.
     first_S = generator.normal(0, first_spread, (first_seeds, 1))
     second_S = generator.normal(0.3, second_spread, (second_seeds, 1))
-    found = estimate_difference(
+    difference = estimate_difference(
         Scores(first_S.repeat(4, 1), document_B, tuple(range(first_seeds))),
         Scores(second_S.repeat(4, 1), document_B, tuple(range(10, 10 + second_seeds))),
     )
     test = stats.ttest_ind(first_S[:, 0], second_S[:, 0], equal_var=False)
-    assert (found.low, found.high) == pytest.approx(tuple(test.confidence_interval(0.95)), abs=1e-6)
-    assert found.p == pytest.approx(test.pvalue)
-    assert found.document_error == pytest.approx(0, abs=1e-12)
+    assert (difference.low, difference.high) == pytest.approx(
+        tuple(test.confidence_interval(0.95)), abs=1e-6
+    )
+    assert difference.p == pytest.approx(test.pvalue)
+    assert difference.document_error == pytest.approx(0, abs=1e-12)
 
 
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 @given(st.integers(2, 5), st.floats(0.01, 1))
 def test_the_same_seeds_are_paired(common, spread):
     generator = np.random.default_rng(common)
     hard_S = generator.normal(0, 5, (common, 1))
     first_S, second_S = hard_S + generator.normal(0, spread, (2, common, 1))
-    document_B, seeds = np.arange(4), tuple(range(common))
+    document_B = np.arange(4)
+    seeds = tuple(range(common))
     # The second method has one more seed, which nothing is compared with, and its runs in another order.
     more_S = np.concatenate([second_S[::-1], [[100.0]]])
-    found = estimate_difference(
+    difference = estimate_difference(
         Scores(first_S.repeat(4, 1), document_B, seeds),
         Scores(more_S.repeat(4, 1), document_B, (*seeds[::-1], 99)),
     )
     test = stats.ttest_rel(first_S[:, 0], second_S[:, 0])
-    assert (found.low, found.high) == pytest.approx(tuple(test.confidence_interval(0.95)), abs=1e-6)
-    assert found.p == pytest.approx(test.pvalue)
+    assert (difference.low, difference.high) == pytest.approx(
+        tuple(test.confidence_interval(0.95)), abs=1e-6
+    )
+    assert difference.p == pytest.approx(test.pvalue)
 
 
 @pytest.mark.parametrize(
@@ -137,24 +143,24 @@ def test_one_seed_never_decides(first_seeds, second_seeds):
         for level, seeds in ((0, first_seeds), (1, second_seeds))
     )
     assert math.isnan(first.seed_error)
-    found = estimate_difference(first, second)
-    assert math.isnan(found.seed_error)
-    assert math.isnan(found.p)
-    assert found.high - found.low == pytest.approx(
-        2 * stats.t.ppf(0.975, 99) * found.document_error
+    difference = estimate_difference(first, second)
+    assert math.isnan(difference.seed_error)
+    assert math.isnan(difference.p)
+    assert difference.high - difference.low == pytest.approx(
+        2 * stats.t.ppf(0.975, 99) * difference.document_error
     )
-    assert found.low < found.mean < found.high < 0
-    assert found.verdict == (-found).verdict == "not separable"
+    assert difference.low < difference.mean < difference.high < 0
+    assert difference.verdict == (-difference).verdict == "not separable"
     # A seed that is easy for all must not make the method that has no other look better.
     same = second.loss_SB[0] if 0 in second_seeds else second.loss_SB.mean(0)
-    assert found.mean == pytest.approx((first.loss_SB[0] - same).mean())
-    said = describe_difference("a", "b", found, "nats per value")
-    assert "one seed" in said
-    assert "not separable" in said
-    assert "nats per value" in said
+    assert difference.mean == pytest.approx((first.loss_SB[0] - same).mean())
+    description = describe_difference("a", "b", difference, "nats per value")
+    assert "one seed" in description
+    assert "not separable" in description
+    assert "nats per value" in description
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(
     st.integers(2, 4), st.integers(1, 6), st.floats(0, 1), st.integers(10, 60), st.integers(0, 1000)
 )
@@ -178,7 +184,8 @@ def test_more_agreeing_seeds_never_lose_a_verdict(seeds, more, spread, documents
 
 
 def test_a_seed_that_only_one_more_pair_shares_takes_no_verdict():
-    document_B, seeds = np.arange(50), ((0, 1), (2, 3), (2, 3, 0))
+    document_B = np.arange(50)
+    seeds = ((0, 1), (2, 3), (2, 3, 0))
     losses = [
         GENERATOR.normal(level, 0.01, (len(each), 50))
         for level, each in zip((0, 1, 1), seeds, strict=True)
@@ -209,11 +216,11 @@ def test_holms_correction_is_the_closed_test_of_bonferronis(p):
 def test_pairs_of_one_seed_are_not_counted():
     pair = Difference(-1.0, 0.1, 0.1, -1.5, -0.5, p=0.02)
     alone = replace(pair, seed_error=math.nan, p=math.nan)
-    found = apply_holm({"ab": pair, "ac": replace(pair, p=0.001), "bc": alone})
-    assert [found[name].p_holm for name in ("ab", "ac")] == pytest.approx([0.02, 0.002])
-    assert math.isnan(found["bc"].p_holm)
+    corrected = apply_holm({"ab": pair, "ac": replace(pair, p=0.001), "bc": alone})
+    assert [corrected[name].p_holm for name in ("ab", "ac")] == pytest.approx([0.02, 0.002])
+    assert math.isnan(corrected["bc"].p_holm)
     assert "p = 0.001, after Holm's correction 0.002" in describe_difference(
-        "a", "c", found["ac"], "bits per byte"
+        "a", "c", corrected["ac"], "bits per byte"
     )
 
 

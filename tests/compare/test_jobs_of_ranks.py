@@ -60,7 +60,7 @@ def ranks_at_work(job: Job, result: Future[JobResult]) -> list[psutil.Process]:
     return [ranks[rank] for rank in sorted(ranks)]
 
 
-def test_every_rank_is_started_and_told_to_stop(place: Path, tiny_settings: dict[str, Any]) -> None:
+def test_every_rank_is_started_and_stopped(place: Path, tiny_settings: dict[str, Any]) -> None:
     job = make_job(place, tiny_settings, ENDLESS)
     with ThreadPoolExecutor(1) as pool:
         result = pool.submit(job)
@@ -76,7 +76,7 @@ def test_every_rank_is_started_and_told_to_stop(place: Path, tiny_settings: dict
     assert not is_locked(job.spec.config, place / "runs")
 
 
-def test_what_a_rank_has_said_is_told(place: Path, tiny_settings: dict[str, Any]) -> None:
+def test_the_message_of_a_rank_is_reported(place: Path, tiny_settings: dict[str, Any]) -> None:
     job = make_job(place, tiny_settings, {"agent": {"name": "broken:Broken"}})
     assert job() == JobResult("failed", "TypeError: the value of 3 is wrong")
 
@@ -101,5 +101,5 @@ def test_two_ranks_finish_a_run_and_one_finds_it(
     assert make_job(place, tiny_settings, {})() == JobResult("finished", "1")
     (place / "work" / "0").rename(place / "work" / "two")
     assert make_job(place, tiny_settings, {}, ranks=1)() == JobResult("finished", "1")
-    (told,) = [json.loads(path.read_text()) for path in place.glob("runs/*/run.json")]
-    assert told["status"] == "COMPLETED"
+    (record,) = [json.loads(path.read_text()) for path in place.glob("runs/*/run.json")]
+    assert record["status"] == "COMPLETED"
