@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ from tokenv.config.schema import Config
 from tokenv.core.devices import device_module, is_accelerator
 from tokenv.lab.config import BenchOptions
 from tokenv.lm.flops import matrix_parameters
-from tokenv.plotting.console import csv_rows
+from tokenv.plotting.console import write_csv
 from tokenv.plotting.figures import save_png
-from tokenv.plotting.theme import LINES, MARKERS
+from tokenv.plotting.theme import LINES, MARKERS, format_number
 
 FIGURES = {
     "symbols_per_second": "bytes per second",
@@ -102,9 +103,10 @@ def scaling_table(rows: list[dict[str, Any]]) -> Table:
     names = [name for name in FIGURES if name in measured]
     table = Table(Column("size", no_wrap=True), *(FIGURES[name] for name in names), title="scaling")
     for row in rows:
-        table.add_row(
-            f"{row['key']} {row['value']:,}", *(_format(name, row.get(name)) for name in names)
-        )
+        cells = {name: format_number(row.get(name, math.nan)) for name in names}
+        if "model_flops_utilisation" in row:
+            cells["model_flops_utilisation"] = f"{row['model_flops_utilisation']:.1%}"
+        table.add_row(f"{row['key']} {row['value']:,}", *cells.values())
     return table
 
 
@@ -144,26 +146,14 @@ def plan_tables(figures: dict[str, Any], options: BenchOptions) -> list[Table]:
     return [memory, time]
 
 
-def _format(name: str, value: float | None) -> str:
-    if value is None:
-        return "–"
-    if name == "model_flops_utilisation":
-        return f"{value:.1%}"
-    if value >= 100:
-        return f"{value:,.0f}"
-    return f"{value:.3g}"
-
-
 def write_scaling(rows: list[dict[str, Any]], out: str) -> tuple[Path, Path]:
     """Write all figures as ``OUT.csv``, and plots of speed and memory against every size as ``OUT.png``."""
     names = ["key", "value"]
     for row in rows:
         numbers = [name for name, value in row.items() if isinstance(value, int | float)]
         names += [name for name in numbers if name not in names]
-    table = Path(f"{out}.csv")
-    with csv_rows(table, names) as write:
-        for row in rows:
-            write([row.get(name, "") for name in names])
+    cells = [[row.get(name, "") for name in names] for row in rows]
+    table = write_csv(Path(f"{out}.csv"), names, cells)
     keys = list(dict.fromkeys(row["key"] for row in rows))
     figure = Figure(figsize=(8, 3.2 * len(keys)), layout="constrained")
     for line, key in zip(figure.subplots(len(keys), 2, squeeze=False), keys, strict=True):

@@ -8,11 +8,12 @@ without the bias that a draw's own noise would bring; errors are delete-one jack
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -189,30 +190,30 @@ def credit_by_distance(problem: GradientProblem, draws: int, generator: torch.Ge
     agent = problem.components.agent
     distances = min(MAX_DISTANCES, problem.symbol_BN.shape[1] - 2)
     pairs = Sampling(num_samples=2, couple=BitFlip().couple)
-    sums: Tensor = torch.zeros(5, distances, dtype=torch.float64)
+    effects = []
+    singles = []
+    missing = []
     for _ in range(draws):
         td = rollout(lm, agent, problem.symbol_BN, pairs, generator=generator, rate=problem.rate)
         reward = td[keys.REWARD].squeeze(-1).double().cpu()
         noise = td[keys.NOISE].cpu()
         forced = ((noise[0] == 0) & (noise[1] == 1)).long().argmax(-1)
         index = forced.unsqueeze(-1) + torch.arange(distances)
-        exists = index < reward.shape[-1]
-        index = index.clamp(max=reward.shape[-1] - 1)
-        with_boundary = reward[0].gather(-1, index)
-        without = reward[1].gather(-1, index)
-        effect = (with_boundary - without).where(exists, 0.0)
-        single = without.where(exists, 0.0)
-        sums += torch.stack(
-            [x.sum(0) for x in (effect, effect.square(), single, single.square(), exists.double())]
-        )
-    count = sums[4]
-    effect, effect2, single, single2, _ = (x / count.clamp(min=1) for x in sums)
+        last = reward.shape[-1] - 1
+        with_boundary, without = (each.gather(-1, index.clamp(max=last)) for each in reward)
+        effects.append(with_boundary - without)
+        singles.append(without)
+        missing.append(index > last)
+    mask = torch.cat(missing).numpy()
+    effect = np.ma.masked_array(torch.cat(effects).numpy(), mask)
+    single = np.ma.masked_array(torch.cat(singles).numpy(), mask)
+    pairs_J = effect.count(0)
     return Credit(
-        mean=effect.tolist(),
-        mean_error=((effect2 - effect.square()).clamp(min=0) / count.clamp(min=1)).sqrt().tolist(),
-        rms=effect2.sqrt().tolist(),
-        noise=(single2 - single.square()).clamp(min=0).sqrt().tolist(),
-        pairs=[int(c) for c in count],
+        mean=effect.mean(0).filled(0.0).tolist(),
+        mean_error=(effect.std(0).filled(0.0) / np.sqrt(pairs_J.clip(1))).tolist(),
+        rms=np.sqrt((effect**2).mean(0).filled(0.0)).tolist(),
+        noise=single.std(0).filled(0.0).tolist(),
+        pairs=pairs_J.tolist(),
     )
 
 
@@ -251,55 +252,49 @@ def _signed_root(x: Tensor) -> Tensor:
     return x.sign() * x.abs().sqrt()
 
 
-def _figures(
-    size: Tensor, mean2: Tensor, true2: Tensor, along: Tensor, single: Tensor
-) -> dict[str, Tensor]:
-    """Return all figures; infinite or NaN where noise hides the value to which they are relative.
+def _mean_of_different(gram: Tensor) -> Tensor:
+    """Return the mean product of different draws, an unbiased |E g|^2: []; of a single one, which is exact, its own."""
+    count = len(gram)
+    if count == 1:
+        return gram.squeeze()
+    return (gram.sum() - gram.diagonal().sum()) / (count * (count - 1))
+
+
+def _figures(gram: Tensor, cross: Tensor, reference: Tensor) -> Tensor:
+    """Return the figures of ``GradientStatistics``; infinite or NaN where noise hides what they are relative to: [7].
 
     Args:
-        size: mean of |g_i|^2; the others have its shape.
-        mean2: unbiased estimate of |E g|^2.
-        true2: unbiased estimate of |true|^2.
-        along: mean of E g . true.
-        single: mean of g_i . mean r / |g_i|.
+        gram: products of the draws, [n, n].
+        cross: products of the draws with those of the reference, [n, m].
+        reference: products of the reference's draws, [m, m].
     """
-    variance = size - mean2
-    unknown = torch.full_like(variance, math.nan)
+    size_n = gram.diagonal()
+    mean2 = _mean_of_different(gram)
+    true2 = _mean_of_different(reference)
+    along = cross.mean()
+    single = (cross.mean(1) / size_n.sqrt().clamp(min=1e-300)).mean()
+    variance = size_n.mean() - mean2
     norm = _signed_root(true2)
     length = _signed_root(mean2)
     known = norm > 0
     has_signal = length > 0
-    return {
-        "variance": variance,
-        "noise": torch.where(has_signal, variance / mean2, math.inf),
-        "snr": torch.where(variance > 0, length / variance.sqrt(), math.inf),
-        "bias": torch.where(known, _signed_root(mean2 + true2 - 2 * along) / norm, unknown),
-        "turn": torch.where(known & has_signal, 1 - along / (length * norm), unknown),
-        "cosine": torch.where(known, single / norm, unknown),
-        "scale": torch.where(known, along / true2, unknown),
-    }
+    return torch.stack(
+        [
+            variance,
+            torch.where(has_signal, variance / mean2, math.inf),
+            torch.where(variance > 0, length / variance.sqrt(), math.inf),
+            torch.where(known, _signed_root(mean2 + true2 - 2 * along) / norm, math.nan),
+            torch.where(known & has_signal, 1 - along / (length * norm), math.nan),
+            torch.where(known, single / norm, math.nan),
+            torch.where(known, along / true2, math.nan),
+        ]
+    )
 
 
-def _off_diagonal(gram: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the mean product of different draws, and the same without each draw in turn: [] and [n]."""
-    n = len(gram)
-    diagonal = gram.diagonal()
-    total = gram.sum() - diagonal.sum()
-    without = total - 2 * (gram.sum(0) - diagonal)
-    return total / (n * (n - 1)), without / ((n - 1) * (n - 2))
-
-
-def _leave_out(x: Tensor) -> Tensor:
-    """Return the mean without each entry in turn: [n] -> [n]."""
-    return (x.sum() - x) / (len(x) - 1)
-
-
-def _squared_errors(delete_one: dict[str, Tensor]) -> dict[str, float]:
-    """Return (n - 1) / n times the sum of squared deviations of the delete-one values; NaN if one is not finite."""
-    return {
-        name: ((len(x) - 1) / len(x) * (x - x.mean()).square().sum()).item()
-        for name, x in delete_one.items()
-    }
+def _squared_errors(delete_one: Sequence[Tensor]) -> Tensor:
+    """Return (n - 1) / n times the sum of squared deviations of n delete-one values; NaN if one is not finite."""
+    value = torch.stack(list(delete_one))
+    return (len(value) - 1) / len(value) * (value - value.mean(0)).square().sum(0)
 
 
 def gradient_statistics(draws: Tensor, reference: Tensor) -> GradientStatistics:
@@ -318,32 +313,16 @@ def gradient_statistics(draws: Tensor, reference: Tensor) -> GradientStatistics:
     reference = reference.double()
     gram = draws @ draws.T
     cross = draws @ reference.T
-    size = gram.diagonal()
-    direction = cross / size.sqrt().clamp(min=1e-300).unsqueeze(1)
-    mean2, mean2_without = _off_diagonal(gram)
-    if len(reference) > 1:
-        true2, true2_without = _off_diagonal(reference @ reference.T)
-    else:
-        true2 = reference.square().sum()
-        true2_without = None
-    figures = _figures(size.mean(), mean2, true2, cross.mean(), direction.mean())
-    along = _leave_out(cross.mean(1))
-    single = _leave_out(direction.mean(1))
+    of_reference = reference @ reference.T
+    figures = _figures(gram, cross, of_reference)
+    others = ~torch.eye(len(draws), dtype=torch.bool, device=draws.device)
     squared = _squared_errors(
-        _figures(_leave_out(size), mean2_without, true2.expand(len(size)), along, single)
+        [_figures(gram[kept][:, kept], cross[kept], of_reference) for kept in others]
     )
-    if true2_without is not None:
-        m = len(reference)
-        along = _leave_out(cross.mean(0))
-        single = _leave_out(direction.mean(0))
-        of_reference = _figures(
-            size.mean().expand(m), mean2.expand(m), true2_without, along, single
+    if len(reference) > 1:
+        others = ~torch.eye(len(reference), dtype=torch.bool, device=draws.device)
+        squared += _squared_errors(
+            [_figures(gram, cross[:, kept], of_reference[kept][:, kept]) for kept in others]
         )
-        for name, value in _squared_errors(of_reference).items():
-            squared[name] += value
-    return GradientStatistics(
-        **{
-            f.name: Estimate(figures[f.name].item(), math.sqrt(squared[f.name]))
-            for f in fields(GradientStatistics)
-        }
-    )
+    estimates = zip(figures.tolist(), squared.sqrt().tolist(), strict=True)
+    return GradientStatistics(*(Estimate(*estimate) for estimate in estimates))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, product
 from pathlib import Path
 from typing import Any
@@ -14,13 +14,14 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from rich.table import Table
+from rich.table import Column, Table
 
 from tokenv.plotting.console import console, write_csv
 from tokenv.plotting.figures import save_png
-from tokenv.plotting.theme import LINES, MARKERS
+from tokenv.plotting.theme import LINES, MARKERS, format_number, with_error
 
 FIGURES = ("variance", "noise", "snr", "bias", "turn", "cosine", "scale")
+COLUMNS = ("bias", "turn", "cosine", "noise = 1/SNR²", "seconds", "FLOPs", "noise × FLOPs")
 REFERENCE = "reinforce"
 _SHADES = (*LINES, "#000000", "#7F7F7F")
 _NO_BIAS = "#BBBBBB"  # of points whose bias is not known to differ from 0
@@ -28,29 +29,9 @@ _NOISE = "noise of one draw: variance over squared mean, tr Cov / |E g|²"
 _READING = "Noise 1: one draw is as much noise as signal; the mean of n draws has an n-th of it. Lower is better."
 
 
-def format_estimate(values: list[float], digits: int = 2) -> str:
-    """Return a text with a value and its standard error."""
-    value, error = values
-    if not math.isfinite(value):
-        return "–"
-    if math.isfinite(error):
-        return f"{value:.{digits}f} ± {error:.{digits}f}"
-    return f"{value:.{digits}f}"
-
-
-def _format_number(value: float) -> str:
-    """Return a number with three digits, without exponent below a million."""
-    if not math.isfinite(value):
-        return "–"
-    if abs(value) >= 100:
-        return f"{value:,.0f}"
-    return f"{value:.3g}"
-
-
-def _format_noise(values: list[float]) -> str:
-    value, error = values
-    if math.isfinite(value):
-        return f"{_format_number(value)} ± {_format_number(error)}"
+def _format_noise(noise: float, error: float) -> str:
+    if math.isfinite(noise):
+        return f"{format_number(noise)} ± {format_number(error)}"
     return "no signal"
 
 
@@ -81,23 +62,17 @@ def noise_flops(result: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str
 
 def variance_tables(result: Mapping[str, Any]) -> Iterator[Table]:
     """Yield a table for every checkpoint of a result of ``tokenv.lab.variance_study.run_variance_study``."""
+    base = result["costs"][reference_of(result)]
     for entry in result["moments"]:
         title = f"{entry['symbols']:,} bytes of training"
         if entry["bits_per_byte"]:
             title += f", {entry['bits_per_byte']:.3f} bits per byte"
-        table = Table(title=f"{title}: gradient of the policy", title_justify="left")
-        table.add_column("estimator", overflow="fold")
-        for name in (
-            "bias",
-            "turn",
-            "cosine",
-            "noise = 1/SNR²",
-            "seconds",
-            "FLOPs",
-            "noise × FLOPs",
-        ):
-            table.add_column(name, justify="right")
-        reference = reference_of(result)
+        table = Table(
+            Column("estimator", overflow="fold"),
+            *(Column(name, justify="right") for name in COLUMNS),
+            title=f"{title}: gradient of the policy",
+            title_justify="left",
+        )
         relative = noise_flops(result, entry)
         for label, score in entry["estimators"].items():
             if "refused" in score:
@@ -105,16 +80,15 @@ def variance_tables(result: Mapping[str, Any]) -> Iterator[Table]:
                 continue
             figures = score["components"]["policy"]
             cost = result["costs"][label]
-            base = result["costs"][reference]
             table.add_row(
                 f"{label}{' *' * score['unbiased']}",
-                format_estimate(figures["bias"]),
-                format_estimate(figures["turn"]),
-                format_estimate(figures["cosine"], 3),
-                _format_noise(figures["noise"]),
+                with_error(*figures["bias"], ".2f"),
+                with_error(*figures["turn"], ".2f"),
+                with_error(*figures["cosine"], ".3f"),
+                _format_noise(*figures["noise"]),
                 f"{cost['seconds'] / base['seconds']:.2f}",
                 f"{cost['flops'] / base['flops']:.2f}",
-                _format_number(relative[label]),
+                format_number(relative[label]),
             )
         yield table
 
@@ -149,84 +123,70 @@ def write_variance(result: Mapping[str, Any], path: Path) -> Path:
 
 @dataclass(frozen=True)
 class _Point:
-    """An estimator's noise: infinite if there is no signal, with an error of NaN if that is unknown."""
+    """An estimator's noise: infinite if there is no signal, with an error of NaN if that is unknown.
+
+    Attributes:
+        x: where it is drawn.
+        noise: value.
+        error: its standard error.
+        label: name at the right; empty for none.
+        ink: colour of lines.
+        face: colour of the point itself.
+        marker: marker of the point.
+    """
 
     x: float
     noise: float
     error: float
+    label: str
+    ink: Any
+    face: Any
+    marker: str = "o"
 
     @property
     def is_drawable(self) -> bool:
         """Whether it fits on a logarithmic axis."""
-        return math.isfinite(self.noise) and self.noise > 0
-
-    def height(self, axes: Axes) -> float:
-        """Return the height at which it is drawn, at the edge of the axes if it lies beyond."""
-        floor, top = axes.get_ylim()
-        if self.is_drawable:
-            return self.noise
-        if self.noise <= 0:
-            return floor * 1.15
-        return top / 1.15
+        return 0 < self.noise < math.inf
 
 
-def _set_noise_axis(axes: Axes, points: Sequence[_Point]) -> None:
-    """Set a logarithmic axis with room for all bars which do not come near 0, and above for points without signal."""
-    drawable = [point for point in points if point.is_drawable]
-    tops = []
-    ends = []
-    for point in drawable:
-        error = np.nan_to_num(point.error, posinf=0.0)
-        tops.append(point.noise + error)
-        ends.append(max(point.noise - error, point.noise / 10))
-    axes.set(yscale="log", ylim=(min(ends, default=0.1) / 2, max(tops, default=10.0) * 2))
-
-
-def _draw_noise(
-    axes: Axes, points: Sequence[_Point], ink: Any, marker: str = "o", faces: Sequence[Any] = ()
-) -> None:
-    """Draw points with their standard errors, on an axis set by ``_set_noise_axis``.
+def _draw_points(axes: Axes, points: Sequence[_Point]) -> None:
+    """Draw points with their standard errors and names on a logarithmic axis, which has room for all of them.
 
     A bar which comes too near 0 ends at the axis; a point without known error is hollow; a noise which is infinite, or
     estimated at 0 or below, is a triangle at the edge.
-
-    Args:
-        axes: axes on which to draw.
-        points: points to draw.
-        ink: colour of lines, and of points without a colour of their own.
-        marker: marker of the points.
-        faces: colours of the points; the ink if empty.
     """
-    floor, _ = axes.get_ylim()
-    for i, point in enumerate(points):
-        face = ink
-        if faces:
-            face = faces[i]
-        if not point.is_drawable:
-            sign = "^"
-            if point.noise <= 0:
-                sign = "v"
-            axes.plot(
-                point.x, point.height(axes), marker=sign, ms=7, mfc="none", mec=ink, ls="", zorder=4
-            )
-            continue
-        look: dict[str, Any] = {"mfc": "white", "mec": face, "mew": 1.5}
+    drawable = [point for point in points if point.is_drawable]
+    errors = np.nan_to_num([point.error for point in drawable], posinf=0.0)
+    tops = [point.noise + error for point, error in zip(drawable, errors, strict=True)]
+    ends = [
+        max(point.noise - error, point.noise / 10)
+        for point, error in zip(drawable, errors, strict=True)
+    ]
+    floor = min(ends, default=0.1) / 2
+    top = max(tops, default=10.0) * 2
+    axes.set(yscale="log", ylim=(floor, top))
+    names = []
+    for point in points:
+        height = point.noise
+        look: dict[str, Any] = {"mfc": "white", "mec": point.face, "mew": 1.5}
         if math.isfinite(point.error):
             low = min(point.error, point.noise - floor)
-            look = {"yerr": [[low], [point.error]], "mfc": face, "mec": face, "mew": 0.6}
-            if faces:
-                look["mec"] = "black"
-        axes.errorbar(
-            [point.x],
-            [point.noise],
-            color=ink,
-            marker=marker,
-            ms=6,
-            elinewidth=0.8,
-            capsize=2,
-            zorder=3,
-            **look,
-        )
+            look = {"yerr": [[low], [point.error]], "mfc": point.face, "mec": point.ink, "mew": 0.6}
+        if point.is_drawable:
+            look |= {"color": point.ink, "marker": point.marker, "elinewidth": 0.8, "capsize": 2}
+            axes.errorbar([point.x], [point.noise], ms=6, zorder=3, **look)
+        else:
+            sign = "^"
+            height = top / 1.15
+            if point.noise <= 0:
+                sign = "v"
+                height = floor * 1.15
+            axes.plot(
+                point.x, height, marker=sign, ms=7, mfc="none", mec=point.ink, ls="", zorder=4
+            )
+        if point.label:
+            names.append((point.x, height, point.label, point.ink))
+    _label_at_right(axes, names)
 
 
 def _sign(label: str, **style: Any) -> Line2D:
@@ -297,26 +257,24 @@ def draw_progress(result: Mapping[str, Any], path: Path) -> Path:
     labels = list(result["costs"])
     megabytes = [entry["symbols"] / 1e6 for entry in entries]
     offset = 0.06 * ((max(megabytes) - min(megabytes)) or megabytes[0]) / len(labels)
-    lines: dict[str, list[_Point]] = {}
+    points = []
     for number, label in enumerate(labels):
         beside = offset * (number - (len(labels) - 1) / 2)
-        estimates = [policy_estimate(entry, label, "noise") for entry in entries]
-        lines[label] = [
-            _Point(x + beside, *estimate) for x, estimate in zip(megabytes, estimates, strict=True)
-        ]
-    _set_noise_axis(axes, list(chain.from_iterable(lines.values())))
-    ends: list[tuple[float, float, str, str]] = []
-    for number, (label, points) in enumerate(lines.items()):
         colour = _SHADES[number % len(_SHADES)]
         marker = MARKERS[number // len(_SHADES) % len(MARKERS)]
-        noise = np.array([point.noise for point in points], dtype=float)
-        noise[[not point.is_drawable for point in points]] = math.nan
-        axes.plot([point.x for point in points], noise, color=colour, lw=1)
-        _draw_noise(axes, points, colour, marker)
-        ends.append((points[-1].x, points[-1].height(axes), label, colour))
+        line = []
+        for x, entry in zip(megabytes, entries, strict=True):
+            estimate = policy_estimate(entry, label, "noise")
+            line.append(_Point(x + beside, *estimate, "", colour, colour, marker))
+        line[-1] = replace(line[-1], label=label)
+        noise = np.where(
+            [point.is_drawable for point in line], [point.noise for point in line], math.nan
+        )
+        axes.plot([point.x for point in line], noise, color=colour, lw=1)
+        points += line
+    _draw_points(axes, points)
     axes.set(xlabel="training megabytes", ylabel=_NOISE)
     axes.set_title("Variance of the policy gradient along one training run", loc="left")
-    _label_at_right(axes, ends)
     note = (
         "Estimators are drawn a little beside one another, so that no bar hides another; "
         "they share their checkpoints."
@@ -325,7 +283,7 @@ def draw_progress(result: Mapping[str, Any], path: Path) -> Path:
     return save_png(figure, path)
 
 
-def _label_at_right(axes: Any, ends: list[tuple[float, float, str, str]]) -> None:
+def _label_at_right(axes: Axes, ends: list[tuple[float, float, str, str]]) -> None:
     """Write names right of logarithmic axes, each joined to its point (x, y, name, colour), without overlap."""
     if not ends:
         return
@@ -376,29 +334,23 @@ def draw_cost(result: Mapping[str, Any], path: Path) -> Path:
         mpl.colors.Normalize(min([0.0, *known]), max([0.1, *known])), mpl.colormaps["viridis"]
     )
     for axes, entry in zip(panels, entries, strict=True):
-        points = {
-            label: _Point(
-                cost["flops"] / costs[reference]["flops"], *policy_estimate(entry, label, "noise")
-            )
-            for label, cost in costs.items()
-        }
-        _set_noise_axis(axes, list(points.values()))
-        limits = axes.get_ylim()
-        ends = []
-        for label, point in points.items():
+        points = []
+        for label, cost in costs.items():
             bias = policy_estimate(entry, label, "turn")
             face: Any = _NO_BIAS
             if differs(*bias):
                 face = scale.to_rgba(np.array(bias[0]))
-            _draw_noise(axes, [point], "black", faces=[face])
-            text = f"{label}  [{format_estimate(bias)}]"
-            ends.append((point.x, point.height(axes), text, "black"))
-        if points[reference].is_drawable:
-            right = max(point.x for point in points.values())
-            _draw_equal_compute(axes, points[reference].noise, right)
-        axes.set(ylim=limits, xlabel=f"FLOPs of an update, relative to {reference}")
+            flops = cost["flops"] / costs[reference]["flops"]
+            name = f"{label}  [{with_error(*bias, '.2f')}]"
+            noise = policy_estimate(entry, label, "noise")
+            points.append(_Point(flops, *noise, name, "black", face))
+            if label == reference:
+                equal = points[-1]
+        _draw_points(axes, points)
+        if equal.is_drawable:
+            _draw_equal_compute(axes, equal.noise, max(point.x for point in points))
+        axes.set(xlabel=f"FLOPs of an update, relative to {reference}")
         axes.set_title(f"{entry['symbols'] / 1e6:.2f} MB of training", loc="left")
-        _label_at_right(axes, ends)
     panels[0].set_ylabel(_NOISE)
     figure.colorbar(
         scale,

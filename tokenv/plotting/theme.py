@@ -128,6 +128,15 @@ def in_words(unit: str) -> str:
     return unit.replace("_", " ")
 
 
+def format_number(value: float) -> str:
+    """Return a number with three digits, without exponent from 100 on; a dash if it is not finite."""
+    if not math.isfinite(value):
+        return "–"
+    if abs(value) >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.3g}"
+
+
 def with_error(value: float, error: float | None, form: str = ".4f") -> str:
     """Return a value and its standard error: without an error (None or NaN) the value alone, a dash for NaN."""
     if math.isnan(value):
