@@ -310,6 +310,10 @@ class Config:
         """Return nested dictionaries, as in a YAML file."""
         return dataclasses.asdict(self)
 
+    def identity(self) -> dict[str, Any]:
+        """Return the part which is the same in all configurations of the same run."""
+        return {key: value for key, value in self.as_dict().items() if key in IDENTITY}
+
 
 def _keys(fact: str, *, else_: bool) -> tuple[str, ...]:
     return tuple(item.name for item in fields(Config) if item.metadata.get(fact, else_))

@@ -176,13 +176,11 @@ def _draw(axes: Axes, rows: list[dict[str, Any]], name: str) -> None:
         plain = [row[name] / row["plain_over_learned"] for row in rows]
         axes.plot(value, plain, color=LINES[1], marker=MARKERS[1], label="plain transformer")
         axes.legend()
+    axes.set(yscale="log", xlabel=rows[0]["key"], ylabel=FIGURES[name])
     axes.set_xscale("log", base=2)
-    axes.set_yscale("log")
     axes.set_xticks(value, [f"{each:,}" for each in value])
     axes.xaxis.set_minor_formatter(NullFormatter())
     for each in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
         each(FuncFormatter(lambda y, _: f"{y:,.3g}" if y < 1000 else f"{y:,.0f}"))
-    axes.set_xlabel(rows[0]["key"])
-    axes.set_ylabel(FIGURES[name])
     axes.margins(y=0.15)
     axes.grid(visible=True, alpha=0.3)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import ast
 import warnings
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any
 
 from tokenv.config import registry
 from tokenv.config.files import merge, nest_key
 from tokenv.config.literals import check_plain
-from tokenv.config.schema import IDENTITY, Config
+from tokenv.config.schema import Config
 from tokenv.core.atomic import output
 from tokenv.core.conversion import convert, from_dict
 from tokenv.core.errors import COUNT, POSITIVE, SEED, UserError, at_least, bounds, check_bounds
@@ -128,22 +127,24 @@ class BenchOptions:
                     f"scaling.{key} = {values!r}: expected a list of sizes, as in "
                     "scaling={data.seq_len: [1024, 4096]}"
                 )
-        for _ in self.sizes():
-            pass
+        self.sizes()
 
-    def sizes(self) -> Iterator[tuple[str, int | float, Config]]:
-        """Yield every key and value of ``scaling``, and the configuration with it."""
+    def sizes(self) -> list[tuple[str, int | float, Config]]:
+        """Return every key and value of ``scaling``, and the configuration with it.
+
+        Raises:
+            UserError: a run cannot have this size.
+        """
+        sizes = []
         for key, values in self.scaling.items():
             for value in values:
+                config = self.config
                 if key == RANKS:
                     self._check_ranks(value)
-                    yield key, value, self.config
                 else:
-                    yield (
-                        key,
-                        value,
-                        from_dict(Config, merge(self.config.as_dict(), nest_key(key, value))),
-                    )
+                    config = from_dict(Config, merge(config.as_dict(), nest_key(key, value)))
+                sizes.append((key, value, config))
+        return sizes
 
     def _check_ranks(self, value: int | float) -> None:
         if not isinstance(value, int) or value < 1:
@@ -263,11 +264,7 @@ class VarianceOptions:
             for f in fields(self)
             if f.name not in MAY_CHANGE_ON_RESUME
         }
-        return options | {
-            "config": {
-                key: value for key, value in self.config.as_dict().items() if key in IDENTITY
-            }
-        }
+        return options | {"config": self.config.identity()}
 
     @property
     def gamma(self) -> float:

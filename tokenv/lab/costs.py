@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import socket
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.distributed.elastic.utils.distributed import get_free_port
 from tqdm import tqdm
 
 from tokenv.config.components import Components, build_components
@@ -75,6 +75,13 @@ def time_figures(seconds: Sequence[float], symbols: int) -> dict[str, float]:
     }
 
 
+def count_flops(components: Components, batch: Batch, rate: float) -> int:
+    """Return the FLOPs of an update, without the optimizer's step, with so many tokens per symbol."""
+    passes = components.passes
+    policy = policy_flops(components.agent)
+    return update_flops(components.lm, batch, passes.tokens(batch, rate), policy, passes)
+
+
 def peak_memory(device: torch.device) -> float:
     """Return the peak memory so far in GiB: allocated on the GPU, or resident in this process."""
     if has_own_memory(device):
@@ -123,8 +130,7 @@ def measure_costs(
     variants = {
         label: replace(components, estimator=estimator) for label, estimator in estimators.items()
     }
-    batch = Batch(symbol_BN.shape[0], symbol_BN.shape[1])
-    policy = policy_flops(components.agent)
+    batch = Batch(*symbol_BN.shape[:2])
     updates = {
         label: partial(_update, variant, PassInput(symbol_BN, seed=0))
         for label, variant in variants.items()
@@ -139,9 +145,7 @@ def measure_costs(
             seconds=statistics.median(seconds[label]),
             fastest=min(seconds[label]),
             slowest=max(seconds[label]),
-            flops=update_flops(
-                components.lm, batch, variant.passes.tokens(batch, rate), policy, variant.passes
-            ),
+            flops=count_flops(variant, batch, rate),
             memory=memory[label],
         )
         for label, variant in variants.items()
@@ -179,21 +183,16 @@ def bench_ranks(options: BenchOptions, size: int) -> dict[str, float]:
     Returns:
         The result of ``measure_updates``.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     threads = options.config.hardware.threads or max(torch.get_num_threads() // size, 1)
     config = replace(options.config, hardware=replace(options.config.hardware, threads=threads))
     options = replace(options, config=config, scaling={})
+    measure = partial(_measure_on_rank, options, size, get_free_port())
     with ProcessPoolExecutor(size, mp_context=multiprocessing.get_context("spawn")) as processes:
-        futures = [
-            processes.submit(_measure_on_rank, options, rank, size, port) for rank in range(size)
-        ]
-        figures = [future.result() for future in futures]
-    return figures[0]
+        first, *_ = processes.map(measure, range(size))
+    return first
 
 
-def _measure_on_rank(options: BenchOptions, rank: int, size: int, port: int) -> dict[str, float]:
+def _measure_on_rank(options: BenchOptions, size: int, port: int, rank: int) -> dict[str, float]:
     variables = {
         "RANK": rank,
         "LOCAL_RANK": rank,

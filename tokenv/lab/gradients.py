@@ -15,13 +15,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from tokenv.config.components import Components
 from tokenv.core import keys
 from tokenv.core.contracts import Sampling
 from tokenv.core.expectations import all_boundaries, forcing_noise, policy_objective
-from tokenv.env.rollout import rollout
+from tokenv.env.rollout import ONE_SAMPLE, rollout
 from tokenv.estimators.branching import BitFlip
 
 COMPONENTS = ("logits", "policy", "encoder")
@@ -74,6 +75,12 @@ class GradientProblem:
             return None
         return rates.at((torch.arange(rows, device=self.device) + 0.5) / rows)
 
+    def roll_out(self, sampling: Sampling = ONE_SAMPLE, **options: Any) -> TensorDictBase:
+        """Return a rollout of the text; the options are those of ``tokenv.env.rollout.rollout``."""
+        lm = self.components.lm
+        agent = self.components.agent
+        return rollout(lm, agent, self.symbol_BN, sampling, rate=self.rate, **options)
+
     def generator(self, seed: int) -> torch.Generator:
         """Return a generator of noise on the device."""
         return torch.Generator(self.device).manual_seed(seed)
@@ -82,16 +89,12 @@ class GradientProblem:
     def frozen(self) -> Iterator[None]:
         """Compute no gradients while entered in the layers above the boundaries, where no estimator needs them."""
         below = set(self.encoder)
-        above = [
-            parameter for parameter in self.components.lm.parameters() if parameter not in below
-        ]
-        for parameter in above:
-            parameter.requires_grad_(False)
+        above = nn.ParameterList(x for x in self.components.lm.parameters() if x not in below)
+        above.requires_grad_(False)
         try:
             yield
         finally:
-            for parameter in above:
-                parameter.requires_grad_(True)
+            above.requires_grad_(True)
 
     def split(self, logits: Tensor, gradient: Tensor) -> dict[str, Tensor]:
         """Return all components, flat float32 vectors, of a gradient with respect to the logits [.., B, T]."""
@@ -117,14 +120,10 @@ def draw_gradient(
         estimator: chain of transforms.
         generator: generator of the noise.
     """
-    lm = problem.components.lm
-    agent = problem.components.agent
-    td = rollout(
-        lm, agent, problem.symbol_BN, estimator.sampling, generator=generator, rate=problem.rate
-    )
+    td = problem.roll_out(estimator.sampling, generator=generator)
     logits = td[keys.BOUNDARY_LOGITS]
-    td = estimator(td)
-    (gradient,) = torch.autograd.grad(policy_objective(td), logits, retain_graph=True)
+    loss = policy_objective(estimator(td))
+    (gradient,) = torch.autograd.grad(loss, logits, retain_graph=True)
     return problem.split(logits, gradient)
 
 
@@ -135,15 +134,13 @@ def true_gradient(problem: GradientProblem, symbols: int = 8192) -> dict[str, Te
         problem: parameters and text.
         symbols: largest number of symbols in one pass, which bounds the memory.
     """
-    lm = problem.components.lm
-    agent = problem.components.agent
     batch, length = problem.symbol_BN.shape[:2]
     assert length <= MAX_ENUMERABLE
     action_C1T = all_boundaries(length).to(problem.device)
     totals: dict[str, Tensor] = {}
     for action_K1T in action_C1T.split(max(1, symbols // (batch * length))):
         noise = forcing_noise(action_K1T, torch.float32).expand(-1, batch, -1)
-        td = rollout(lm, agent, problem.symbol_BN, noise=noise, rate=problem.rate)
+        td = problem.roll_out(noise=noise)
         log_prob = td[keys.ACTION_LOG_PROB].sum(-1)
         log_likelihood = td[keys.LOG_LIKELIHOOD].detach().sum(-1)
         decisions = td[keys.DECISION_MASK][0].sum()
@@ -186,15 +183,13 @@ def credit_by_distance(problem: GradientProblem, draws: int, generator: torch.Ge
         draws: number of rollouts.
         generator: generator of positions and noise.
     """
-    lm = problem.components.lm
-    agent = problem.components.agent
     distances = min(MAX_DISTANCES, problem.symbol_BN.shape[1] - 2)
     pairs = Sampling(num_samples=2, couple=BitFlip().couple)
     effects = []
     singles = []
     missing = []
     for _ in range(draws):
-        td = rollout(lm, agent, problem.symbol_BN, pairs, generator=generator, rate=problem.rate)
+        td = problem.roll_out(pairs, generator=generator)
         reward = td[keys.REWARD].squeeze(-1).double().cpu()
         noise = td[keys.NOISE].cpu()
         forced = ((noise[0] == 0) & (noise[1] == 1)).long().argmax(-1)

@@ -12,6 +12,7 @@ import gc
 import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,9 +26,10 @@ from tokenv.config.schema import Config
 from tokenv.core.errors import UserError
 from tokenv.core.rates import mean_rate
 from tokenv.lab.config import BenchOptions
+from tokenv.lab.costs import count_flops
 from tokenv.lab.speed import UpdateWork
 from tokenv.lm.attention import without_stored_scores
-from tokenv.lm.flops import Batch, policy_flops, update_flops
+from tokenv.lm.flops import Batch
 from tokenv.training.optimizers import expected_optimizer_state, optimizer_flops
 
 WORLDS = (1, 8, 64)  # numbers of ranks
@@ -42,7 +44,7 @@ class LiveTensors(TorchDispatchMode):
 
     Attributes:
         live: bytes at present.
-        peak: largest number of bytes since ``restart``.
+        peak: largest number of bytes since ``peak_of`` began, or ever.
     """
 
     def __init__(self) -> None:
@@ -64,10 +66,12 @@ class LiveTensors(TorchDispatchMode):
                 self._count(each.untyped_storage())
         return result
 
-    def restart(self) -> int:
-        """Begin to look for a new peak, and return the bytes at present."""
-        self.peak = self.live
-        return self.live
+    def peak_of(self, work: Callable[[], object]) -> int:
+        """Do some work, and return the most bytes which existed during it, beyond those before."""
+        gc.collect()
+        before = self.peak = self.live
+        work()
+        return self.peak - before
 
     def _count(self, storage: torch.UntypedStorage) -> None:
         key = storage._cdata
@@ -106,7 +110,7 @@ class Footprint:
 
     @classmethod
     def measure(cls, config: Config) -> Footprint:
-        """Run updates of one and of two sequences on the CPU."""
+        """Run updates of one and of two sequences on the CPU, which the configuration names."""
         one, two = (_Update(config, rows) for rows in (1, 2))
         lm = one.work.components.lm
         layers = sorted((_nbytes(layer) for layer in (*lm.down, *lm.mid, *lm.up)), reverse=True)
@@ -155,23 +159,16 @@ class _Update:
 
     def __init__(self, config: Config, rows: int) -> None:
         train = replace(config.train, batch_size=rows, gradient_accumulation_steps=1)
-        hardware = replace(config.hardware, device="cpu", compile="off", fsdp_size=1)
         with without_stored_scores(), LiveTensors() as self._counter:
-            self.work = UpdateWork(replace(config, train=train, hardware=hardware))
+            self.work = UpdateWork(replace(config, train=train))
             self.parameters = self.work.components.named_parameters()
             noise = self._even_noise(rows)
             self.work.backward(noise)
             self.work.step()
             for parameter in self.parameters.values():
                 parameter.register_post_accumulate_grad_hook(self._exclude)
-            gc.collect()
-            before = self._counter.restart()
-            self.work.backward(noise)
-            self.pass_bytes = self._counter.peak - before
-            gc.collect()
-            before = self._counter.restart()
-            self.work.step()
-            self.step_bytes = self._counter.peak - before
+            self.pass_bytes = self._counter.peak_of(partial(self.work.backward, noise))
+            self.step_bytes = self._counter.peak_of(self.work.step)
 
     def _even_noise(self, rows: int) -> Tensor:
         """Return noise by which policies draw evenly spaced boundaries at the target rate: [.., B, T]."""
@@ -216,22 +213,18 @@ def plan(options: BenchOptions) -> dict[str, Any]:
         (``parameters_gib`` and so on, ``peak_gib``), ``communication_gib`` which it sends in an update,
         ``step_seconds`` without communication, and ``run_hours``; or, instead of these, an ``error``.
     """
-    config = options.config
-    hardware = options.config.hardware
+    hardware = replace(options.config.hardware, device="cpu", compile="off", fsdp_size=1)
     if hardware.precision == "auto":
         hardware = replace(hardware, precision="bfloat16")
     if hardware.activation_checkpointing == "auto":
         hardware = replace(hardware, activation_checkpointing="off")
-    config = replace(config, hardware=hardware)
+    config = replace(options.config, hardware=hardware)
     footprint = Footprint.measure(config)
-    components = _meta_components(config)
+    components = build_components(config, torch.device("meta"))
     batch = Batch(
         config.train.gradient_accumulation_steps * config.train.batch_size, config.data.seq_len
     )
-    symbols = batch.symbols
-    passes = components.passes
-    tokens = passes.tokens(batch, mean_rate(config.rate))
-    flops = update_flops(components.lm, batch, tokens, policy_flops(components.agent), passes)
+    flops = count_flops(components, batch, mean_rate(config.rate))
     flops += optimizer_flops(config.train, components)
     rows = []
     for world in WORLDS:
@@ -239,12 +232,12 @@ def plan(options: BenchOptions) -> dict[str, Any]:
             seconds = flops / (world * options.peak_tflops * 1e12 * options.utilisation)
             time = {
                 "step_seconds": seconds,
-                "run_hours": seconds * config.train.symbols / symbols / 3600,
+                "run_hours": seconds * config.train.symbols / batch.symbols / 3600,
             }
             rows.append(_rank_row(config, components, footprint, world, shards) | time)
     return {
         "flops": flops,
-        "symbols": symbols,
+        "symbols": batch.symbols,
         "parameters": sum(x.numel() for x in components.state_dict().values()),
         "ranks": rows,
     }
@@ -270,8 +263,3 @@ def _rank_row(
     }
     sent = times * (world - 1) / world * footprint.states["gradients"]
     return row | {"communication_gib": sent / GIB}
-
-
-def _meta_components(config: Config) -> Components:
-    hardware = replace(config.hardware, device="cpu", compile="off", fsdp_size=1)
-    return build_components(replace(config, hardware=hardware), torch.device("meta"))

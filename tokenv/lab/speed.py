@@ -28,7 +28,14 @@ from tokenv.env.rollout import rollout
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.lab.bench_report import peak_matrix_size, speed_tables
 from tokenv.lab.config import RANKS, BenchOptions
-from tokenv.lab.costs import bench_ranks, interleave, peak_memory, time_figures, time_once
+from tokenv.lab.costs import (
+    bench_ranks,
+    count_flops,
+    interleave,
+    peak_memory,
+    time_figures,
+    time_once,
+)
 from tokenv.lm.attention import select_attention
 from tokenv.lm.codecs.base import ByteCodec, make_head
 from tokenv.lm.config import UNetConfig
@@ -39,7 +46,6 @@ from tokenv.lm.flops import (
     policy_flops,
     policy_share,
     reading_flops,
-    update_flops,
 )
 from tokenv.lm.layers import RMSNorm, RotaryTable
 from tokenv.lm.unet import make_layers
@@ -98,9 +104,10 @@ def scale(options: BenchOptions, *, progress: bool = False) -> list[dict[str, An
         A row for each value: ``key``, ``value``, and the figures of ``bench``, or for ``ranks`` those
         of ``bench_ranks``.
     """
-    sizes = list(options.sizes())
     rows = []
-    for key, value, config in tqdm(sizes, desc="scaling", unit="size", disable=not progress):
+    for key, value, config in tqdm(
+        options.sizes(), desc="scaling", unit="size", disable=not progress
+    ):
         if key == RANKS:
             figures: dict[str, Any] = bench_ranks(options, int(value))
         else:
@@ -181,19 +188,16 @@ def _update_figures(work: UpdateWork, seconds: Mapping[str, list[float]]) -> dic
         seconds: seconds of every round by variant, as ``bench`` measures them.
     """
     components = work.components
-    train = work.config.train
-    passes = work.components.passes
     batch = Batch(*work.symbol_BN.shape[:2])
-    symbols = batch.symbols
     rate = int(work.action_BT.sum()) / batch.symbols
+    flops = count_flops(components, batch, rate)
+    flops += optimizer_flops(work.config.train, components)
     policy = policy_flops(components.agent)
-    flops = update_flops(components.lm, batch, passes.tokens(batch, rate), policy, passes)
     given = Passes().tokens(batch, rate)
-    flops += optimizer_flops(train, components)
     peak = _matrix_peak(components, work.symbol_BN.device)
     median = {name: statistics.median(values) for name, values in seconds.items()}
     figures = {
-        **time_figures(seconds["learned"], symbols),
+        **time_figures(seconds["learned"], batch.symbols),
         "draw_share": median["draw"] / median["learned"],
         "time_over_given": _median_ratio(seconds["learned"], seconds["given"]),
         "time_over_given_with_early_exit": _median_ratio(
@@ -222,19 +226,16 @@ def _matrix_peak(components: Components, device: torch.device) -> float:
     bfloat16 a CPU would compute for minutes, and is no faster at larger sizes.
     """
     dtype = components.lm.compute_dtype or components.lm.head.weight.dtype
-    largest = peak_matrix_size(device)
     size = 256
+    first = 0.0
     best = 0.0
-    while size <= largest:
-        a, b = torch.randn(2, size, size, device=device).to(dtype)
-        product = partial(torch.matmul, a, b)
+    while size <= peak_matrix_size(device) and first <= LONG_PRODUCT:
+        product = partial(torch.matmul, *torch.randn(2, size, size, device=device).to(dtype))
         first = time_once(product, device)
         repeats = 10
         if first > LONG_PRODUCT:
             repeats = 2
         best = max(best, 2 * size**3 / min(time_once(product, device) for _ in range(repeats)))
-        if first > LONG_PRODUCT:
-            break
         size *= 2
     return best
 

@@ -41,9 +41,10 @@ def reference_of(result: Mapping[str, Any]) -> str:
     return next((label for label in labels if label.partition("(")[0] == REFERENCE), labels[0])
 
 
-def policy_estimate(entry: Mapping[str, Any], label: str, figure: str) -> list[float]:
+def policy_estimate(entry: Mapping[str, Any], label: str, figure: str) -> tuple[float, float]:
     """Return a figure of an estimator's gradient of the policy at one checkpoint, and its standard error."""
-    return entry["estimators"][label]["components"]["policy"][figure]
+    value, error = entry["estimators"][label]["components"]["policy"][figure]
+    return value, error
 
 
 def noise_flops(result: Mapping[str, Any], entry: Mapping[str, Any]) -> dict[str, float]:
@@ -78,14 +79,13 @@ def variance_tables(result: Mapping[str, Any]) -> Iterator[Table]:
             if "refused" in score:
                 table.add_row(label, "refused: " + score["refused"])
                 continue
-            figures = score["components"]["policy"]
             cost = result["costs"][label]
             table.add_row(
                 f"{label}{' *' * score['unbiased']}",
-                with_error(*figures["bias"], ".2f"),
-                with_error(*figures["turn"], ".2f"),
-                with_error(*figures["cosine"], ".3f"),
-                _format_noise(*figures["noise"]),
+                with_error(*policy_estimate(entry, label, "bias"), ".2f"),
+                with_error(*policy_estimate(entry, label, "turn"), ".2f"),
+                with_error(*policy_estimate(entry, label, "cosine"), ".3f"),
+                _format_noise(*policy_estimate(entry, label, "noise")),
                 f"{cost['seconds'] / base['seconds']:.2f}",
                 f"{cost['flops'] / base['flops']:.2f}",
                 format_number(relative[label]),
@@ -108,9 +108,8 @@ def print_variance(result: Mapping[str, Any]) -> None:
 def write_variance(result: Mapping[str, Any], path: Path) -> Path:
     """Write a CSV file with a row for every estimator, checkpoint and component."""
     costs = ("seconds", "flops", "memory")
-    header = ["symbols", "estimator", "declared_unbiased", "component"]
-    for figure in FIGURES:
-        header += [figure, f"{figure}_error"]
+    named = chain.from_iterable((figure, f"{figure}_error") for figure in FIGURES)
+    header = ["symbols", "estimator", "declared_unbiased", "component", *named, *costs]
     rows = []
     for entry in result["moments"]:
         for label, score in entry["estimators"].items():
@@ -118,7 +117,7 @@ def write_variance(result: Mapping[str, Any], path: Path) -> Path:
                 values = chain.from_iterable(figures[figure] for figure in FIGURES)
                 cost = [result["costs"][label][name] for name in costs]
                 rows.append([entry["symbols"], label, score["unbiased"], component, *values, *cost])
-    return write_csv(path, [*header, *costs], rows)
+    return write_csv(path, header, rows)
 
 
 @dataclass(frozen=True)
@@ -191,10 +190,7 @@ def _draw_points(axes: Axes, points: Sequence[_Point]) -> None:
 
 def _sign(label: str, **style: Any) -> Line2D:
     """Return an entry of a legend."""
-    look = {"color": "black", "ls": "-"} | style
-    if "lw" not in style and "ls" not in style:
-        look["ls"] = ""
-    return Line2D([], [], label=label, **look)
+    return Line2D([], [], label=label, **{"color": "black", "ls": ""} | style)
 
 
 def _draw_legend(
@@ -206,6 +202,7 @@ def _draw_legend(
             "value ± standard error (a bar to the lower edge goes on below it)",
             marker="o",
             ms=6,
+            ls="-",
             lw=0.8,
         ),
         _sign("standard error not measurable", marker="o", ms=6, mfc="white"),
@@ -285,8 +282,6 @@ def draw_progress(result: Mapping[str, Any], path: Path) -> Path:
 
 def _label_at_right(axes: Axes, ends: list[tuple[float, float, str, str]]) -> None:
     """Write names right of logarithmic axes, each joined to its point (x, y, name, colour), without overlap."""
-    if not ends:
-        return
     low, high = np.log10(axes.get_ylim())
     step = (high - low) / max(32, len(ends))
     height = -math.inf
@@ -348,7 +343,10 @@ def draw_cost(result: Mapping[str, Any], path: Path) -> Path:
                 equal = points[-1]
         _draw_points(axes, points)
         if equal.is_drawable:
-            _draw_equal_compute(axes, equal.noise, max(point.x for point in points))
+            # where noise × FLOPs equals the reference's, and half of it
+            flops_x = np.geomspace(0.9, max(point.x for point in points) * 1.05, 50)
+            axes.plot(flops_x, equal.noise / flops_x, color="grey", lw=1, ls="--", zorder=1)
+            axes.plot(flops_x, equal.noise / flops_x / 2, color="grey", lw=1, ls=":", zorder=1)
         axes.set(xlabel=f"FLOPs of an update, relative to {reference}")
         axes.set_title(f"{entry['symbols'] / 1e6:.2f} MB of training", loc="left")
     panels[0].set_ylabel(_NOISE)
@@ -377,13 +375,6 @@ def draw_cost(result: Mapping[str, Any], path: Path) -> Path:
     note = "In brackets, and as colour: bias of direction ± standard error; at 0 it is the true gradient's."
     _draw_legend(figure, result, lines, note)
     return save_png(figure, path)
-
-
-def _draw_equal_compute(axes: Axes, noise: float, right: float) -> None:
-    """Draw where noise × FLOPs equals the reference's, and half of it."""
-    flops = np.geomspace(0.9, right * 1.05, 50)
-    axes.plot(flops, noise / flops, color="grey", lw=1, ls="--", zorder=1)
-    axes.plot(flops, noise / flops / 2, color="grey", lw=1, ls=":", zorder=1)
 
 
 def draw_credit(result: Mapping[str, Any], path: Path) -> Path | None:

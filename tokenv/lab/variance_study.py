@@ -8,17 +8,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from tensordict import TensorDict
 from torch import Tensor
 from tqdm import tqdm
 
 from tokenv.config import registry
 from tokenv.config.components import Components
 from tokenv.config.hardware import check_draws, prepare
-from tokenv.config.schema import IDENTITY, Config
 from tokenv.core import checkpoints
 from tokenv.core.checkpoints import (
-    fingerprint,
     load_measured_tensors,
     read_json,
     save_measured_tensors,
@@ -167,12 +167,12 @@ class VarianceStudy:
                 components, symbol_BN.to(components.lm.head.weight.device), options.noise_seed
             )
             if len(result["moments"]) <= number:
-                entry: Result = {
+                begun: Result = {
                     "symbols": state.symbols,
                     "bits_per_byte": state.loss,
                     "estimators": {},
                 }
-                result["moments"].append(entry)
+                result["moments"].append(begun)
             entry = result["moments"][number]
             if entry["symbols"] != state.symbols:
                 raise UserError(
@@ -194,11 +194,8 @@ class VarianceStudy:
             paths = checkpoints.list_complete(Path(options.run) / "checkpoints")
             if not paths:
                 raise MissingFileError(f"run = {options.run!r} has no checkpoint")
-            chosen = {
-                round((i + 1) * len(paths) / options.checkpoints) - 1
-                for i in range(options.checkpoints)
-            }
-            return [paths[i] for i in sorted(chosen) if i >= 0]
+            counts = np.linspace(0, len(paths), options.checkpoints + 1).round().astype(int)
+            return [paths[count - 1] for count in np.unique(counts) if count > 0]
         every = -(-options.config.train.symbols // options.checkpoints)
         config = replace(
             options.config,
@@ -216,7 +213,7 @@ class VarianceStudy:
             train(config, folder, lambda *_: None, resume=resume, progress=self._progress)
         paths = checkpoints.list_complete(folder)[-options.checkpoints :]
         for path in paths:
-            if _fingerprint(RunState.read(path).settings) != _fingerprint(config):
+            if RunState.read(path).settings.identity() != config.identity():
                 raise UserError(
                     f"{path}: of another run than {self.folder} compares estimators on: start the comparison anew"
                 )
@@ -258,10 +255,8 @@ class VarianceStudy:
         if measured is not None:
             return measured
         if options.length <= MAX_ENUMERABLE:
-            reference = {
-                name: value.unsqueeze(0).cpu()
-                for name, value in gradients.true_gradient(problem).items()
-            }
+            exact = TensorDict(gradients.true_gradient(problem))
+            reference = exact.cpu().unsqueeze(0).to_dict()
         else:
             estimator = _build_reference(options, problem.device)
             reference = self.draw_gradients(
@@ -291,11 +286,11 @@ class VarianceStudy:
     ) -> dict[str, Tensor]:
         """Return gradients of every component: [draws, d] on the CPU."""
         generator = problem.generator(seed)
-        rows: dict[str, list[Tensor]] = {name: [] for name in COMPONENTS}
-        for _ in self._bar(range(draws), desc="draws"):
-            for name, value in gradients.draw_gradient(problem, estimator, generator).items():
-                rows[name].append(value.cpu())
-        return {name: torch.stack(values) for name, values in rows.items()}
+        drawn = [
+            TensorDict(gradients.draw_gradient(problem, estimator, generator)).cpu()
+            for _ in self._bar(range(draws), desc="draws")
+        ]
+        return TensorDict.stack(drawn).to_dict()
 
     def time_estimators(self, components: Components, symbol_BN: Tensor) -> None:
         """Measure the costs of all estimators, all again if any is missing: ratios are valid within one measurement."""
@@ -305,12 +300,11 @@ class VarianceStudy:
         if all(each.label in self.result["costs"] for each in timed):
             return
         estimators = {each.label: _build(options, symbol_BN.device, each) for each in timed}
-        rate = mean_rate(options.config.rate)
         costs = measure_costs(
             components,
             estimators,
             symbol_BN,
-            rate=rate,
+            rate=mean_rate(options.config.rate),
             repeats=options.timings,
             progress=self._progress,
         )
@@ -319,10 +313,6 @@ class VarianceStudy:
 
     def _save(self) -> None:
         write_json(self._path, self.result, self._identity, indent=1)
-
-
-def _fingerprint(config: Config) -> str:
-    return fingerprint({key: value for key, value in config.as_dict().items() if key in IDENTITY})
 
 
 def _texts(options: VarianceOptions, seed: int) -> Iterator[Tensor]:
@@ -364,12 +354,13 @@ def _warm_up(options: VarianceOptions, problem: GradientProblem, estimator: Any)
     optimizer = None
     if parameters:
         optimizer = torch.optim.Adam(parameters, lr=1e-2)
-    lm = problem.components.lm
-    agent = problem.components.agent
+    components = problem.components
     estimator.train()
     for _ in range(options.warmup):
         symbol_BN = next(texts).to(problem.device)
-        td = rollout(lm, agent, symbol_BN, generator=generator, sampling=estimator.sampling)
+        td = rollout(
+            components.lm, components.agent, symbol_BN, estimator.sampling, generator=generator
+        )
         loss = policy_objective(estimator(td))
         if optimizer is not None:
             optimizer.zero_grad()
