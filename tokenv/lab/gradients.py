@@ -8,9 +8,9 @@ without the bias that a draw's own noise would bring; errors are delete-one jack
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -247,49 +247,55 @@ def _signed_root(x: Tensor) -> Tensor:
     return x.sign() * x.abs().sqrt()
 
 
-def _mean_of_different(gram: Tensor) -> Tensor:
-    """Return the mean product of different draws, an unbiased |E g|^2: []; of a single one, which is exact, its own."""
-    count = len(gram)
-    if count == 1:
-        return gram.squeeze()
-    return (gram.sum() - gram.diagonal().sum()) / (count * (count - 1))
-
-
-def _figures(gram: Tensor, cross: Tensor, reference: Tensor) -> Tensor:
-    """Return the figures of ``GradientStatistics``; infinite or NaN where noise hides what they are relative to: [7].
+def _figures(
+    size: Tensor, mean2: Tensor, true2: Tensor, along: Tensor, single: Tensor
+) -> dict[str, Tensor]:
+    """Return all figures; infinite or NaN where noise hides the value to which they are relative.
 
     Args:
-        gram: products of the draws, [n, n].
-        cross: products of the draws with those of the reference, [n, m].
-        reference: products of the reference's draws, [m, m].
+        size: mean of |g_i|^2; the others have its shape.
+        mean2: unbiased estimate of |E g|^2.
+        true2: unbiased estimate of |true|^2.
+        along: mean of E g . true.
+        single: mean of g_i . mean r / |g_i|.
     """
-    size_n = gram.diagonal()
-    mean2 = _mean_of_different(gram)
-    true2 = _mean_of_different(reference)
-    along = cross.mean()
-    single = (cross.mean(1) / size_n.sqrt().clamp(min=1e-300)).mean()
-    variance = size_n.mean() - mean2
+    variance = size - mean2
+    unknown = torch.full_like(variance, math.nan)
     norm = _signed_root(true2)
     length = _signed_root(mean2)
     known = norm > 0
     has_signal = length > 0
-    return torch.stack(
-        [
-            variance,
-            torch.where(has_signal, variance / mean2, math.inf),
-            torch.where(variance > 0, length / variance.sqrt(), math.inf),
-            torch.where(known, _signed_root(mean2 + true2 - 2 * along) / norm, math.nan),
-            torch.where(known & has_signal, 1 - along / (length * norm), math.nan),
-            torch.where(known, single / norm, math.nan),
-            torch.where(known, along / true2, math.nan),
-        ]
-    )
+    return {
+        "variance": variance,
+        "noise": torch.where(has_signal, variance / mean2, math.inf),
+        "snr": torch.where(variance > 0, length / variance.sqrt(), math.inf),
+        "bias": torch.where(known, _signed_root(mean2 + true2 - 2 * along) / norm, unknown),
+        "turn": torch.where(known & has_signal, 1 - along / (length * norm), unknown),
+        "cosine": torch.where(known, single / norm, unknown),
+        "scale": torch.where(known, along / true2, unknown),
+    }
 
 
-def _squared_errors(delete_one: Sequence[Tensor]) -> Tensor:
-    """Return (n - 1) / n times the sum of squared deviations of n delete-one values; NaN if one is not finite."""
-    value = torch.stack(list(delete_one))
-    return (len(value) - 1) / len(value) * (value - value.mean(0)).square().sum(0)
+def _off_diagonal(gram: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the mean product of different draws, and the same without each draw in turn: [] and [n]."""
+    n = len(gram)
+    diagonal = gram.diagonal()
+    total = gram.sum() - diagonal.sum()
+    without = total - 2 * (gram.sum(0) - diagonal)
+    return total / (n * (n - 1)), without / ((n - 1) * (n - 2))
+
+
+def _leave_out(x: Tensor) -> Tensor:
+    """Return the mean without each entry in turn: [n] -> [n]."""
+    return (x.sum() - x) / (len(x) - 1)
+
+
+def _squared_errors(delete_one: dict[str, Tensor]) -> dict[str, float]:
+    """Return (n - 1) / n times the sum of squared deviations of the delete-one values; NaN if one is not finite."""
+    return {
+        name: ((len(x) - 1) / len(x) * (x - x.mean()).square().sum()).item()
+        for name, x in delete_one.items()
+    }
 
 
 def gradient_statistics(draws: Tensor, reference: Tensor) -> GradientStatistics:
@@ -308,16 +314,32 @@ def gradient_statistics(draws: Tensor, reference: Tensor) -> GradientStatistics:
     reference = reference.double()
     gram = draws @ draws.T
     cross = draws @ reference.T
-    of_reference = reference @ reference.T
-    figures = _figures(gram, cross, of_reference)
-    others = ~torch.eye(len(draws), dtype=torch.bool, device=draws.device)
-    squared = _squared_errors(
-        [_figures(gram[kept][:, kept], cross[kept], of_reference) for kept in others]
-    )
+    size = gram.diagonal()
+    direction = cross / size.sqrt().clamp(min=1e-300).unsqueeze(1)
+    mean2, mean2_without = _off_diagonal(gram)
     if len(reference) > 1:
-        others = ~torch.eye(len(reference), dtype=torch.bool, device=draws.device)
-        squared += _squared_errors(
-            [_figures(gram, cross[:, kept], of_reference[kept][:, kept]) for kept in others]
+        true2, true2_without = _off_diagonal(reference @ reference.T)
+    else:
+        true2 = reference.square().sum()
+        true2_without = None
+    figures = _figures(size.mean(), mean2, true2, cross.mean(), direction.mean())
+    along = _leave_out(cross.mean(1))
+    single = _leave_out(direction.mean(1))
+    squared = _squared_errors(
+        _figures(_leave_out(size), mean2_without, true2.expand(len(size)), along, single)
+    )
+    if true2_without is not None:
+        m = len(reference)
+        along = _leave_out(cross.mean(0))
+        single = _leave_out(direction.mean(0))
+        of_reference = _figures(
+            size.mean().expand(m), mean2.expand(m), true2_without, along, single
         )
-    estimates = zip(figures.tolist(), squared.sqrt().tolist(), strict=True)
-    return GradientStatistics(*(Estimate(*estimate) for estimate in estimates))
+        for name, value in _squared_errors(of_reference).items():
+            squared[name] += value
+    return GradientStatistics(
+        **{
+            f.name: Estimate(figures[f.name].item(), math.sqrt(squared[f.name]))
+            for f in fields(GradientStatistics)
+        }
+    )
