@@ -2,7 +2,8 @@
 
 ``tokenv COMMAND --help``: every key with its meaning, its default and its range, then Sacred's flags.
 
-``tokenv list KIND``: agents, estimators, rate_targets, codecs, configs or datasets, a line each; all without KIND.
+``tokenv list KIND``: agents, estimators, rate_targets, codecs, data, callbacks, configs or datasets, a line each; all
+without KIND.
 ``tokenv list agents learned`` shows one with its options. ``tokenv configs`` lists configurations with their files.
 
 ``tokenv check NAME``: see ``tokenv.cli.check``.
@@ -34,7 +35,7 @@ from tokenv.config.field_docs import Key, describe, keys_of, meanings
 from tokenv.config.files import load_yaml, named_configs
 from tokenv.core.callbacks import CALLBACKS
 from tokenv.core.conversion import parameters
-from tokenv.core.errors import MissingFileError, UserError, suggest
+from tokenv.core.errors import UserError, suggest
 from tokenv.core.run_folders import list_complete
 from tokenv.data.config import BUILT_IN, HUB_PREFIX
 from tokenv.data.kinds import DATA, all_kinds
@@ -108,7 +109,7 @@ def format_value(value: Any) -> str:
 
 
 def list_names(arguments: list[str]) -> None:
-    """List agents, estimators, rate_targets, codecs, configs or datasets, a line each; of all, or of one: ``agents``.
+    """List agents, estimators, rate_targets, codecs, data, callbacks, configs or datasets; all, or one: ``agents``.
 
     Raises:
         UserError: there is no such kind, or no such name of it.
@@ -212,12 +213,14 @@ def print_completion(arguments: list[str]) -> None:
     """Print the code by which a shell, ``bash``, zsh or fish, completes all this.
 
     Raises:
-        UserError: there is no such shell, or argcomplete is not installed.
+        UserError: there is no such shell.
     """
     shell = " ".join(arguments)
     if shell not in SHELLS:
         raise UserError(f"cannot complete in {shell!r}: {suggest(shell, SHELLS)}")
-    print(_import_argcomplete().shellcode(["tokenv"], shell=shell))
+    import argcomplete
+
+    print(argcomplete.shellcode(["tokenv"], shell=shell))
 
 
 def answer_shell(commands: Iterable[str]) -> None:
@@ -226,21 +229,13 @@ def answer_shell(commands: Iterable[str]) -> None:
     Args:
         commands: names of all commands.
     """
+    import argcomplete
+
     parser = ArgumentParser(add_help=False)
     parser.add_argument("command", choices=commands)
     words: Any = parser.add_argument("words", nargs="*", help=SUPPRESS)
     words.completer = complete
-    _import_argcomplete().autocomplete(parser, always_complete_options=False)
-
-
-def _import_argcomplete() -> Any:
-    try:
-        import argcomplete
-    except ModuleNotFoundError:
-        raise MissingFileError(
-            "completion needs the package argcomplete: pip install argcomplete"
-        ) from None
-    return argcomplete
+    argcomplete.autocomplete(parser, always_complete_options=False)
 
 
 def complete(prefix: str, parsed_args: Namespace, **_: Any) -> list[str]:

@@ -15,7 +15,7 @@ import tempfile
 import warnings
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields
 from functools import partial
 from importlib.util import find_spec
@@ -247,13 +247,10 @@ def _add_source(experiment: Experiment, file: Path) -> None:
 @functools.cache
 def _commit_of(checkout: Path | None) -> Commit:
     """Return the commit of a git checkout; nothing where git fails, as in a checkout which belongs to another user."""
-    if checkout is None:
-        return None, None, None
-    try:
-        commit: Commit = get_commit_if_possible(str(checkout / "README.md"), True)
-    except Exception:  # the run is more important than its commit
-        return None, None, None
-    return commit
+    if checkout is not None:
+        with suppress(Exception):  # the run is more important than its commit
+            return get_commit_if_possible(str(checkout / "README.md"), True)
+    return None, None, None
 
 
 def source_files() -> list[Path]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, cast
 
 from tokenv.config.commands import Command, Record, stored_config
 from tokenv.config.files import COMMAND_LINE, resolve
@@ -15,8 +15,6 @@ from tokenv.core.errors import UserError
 
 if TYPE_CHECKING:
     from tokenv.training.process_group import Ranks
-
-_SINGLE: Ranks | None = None  # annotated here, for an annotation in the class would be an option
 
 
 @dataclass(frozen=True)
@@ -33,8 +31,8 @@ class Train(Command):
     resume: str | None = None
     title: str | None = None
     stored = True
-    # all processes, of which the first one stores and shows the results; None for one
-    ranks = _SINGLE
+    # all processes, of which the first one stores and shows the results; without annotation, or it would be an option
+    ranks = cast("Ranks | None", None)
 
     @classmethod
     def resolve(cls, names: list[str], updates: dict[str, Any]) -> Self:
@@ -44,7 +42,7 @@ class Train(Command):
             UserError: an unknown key or value, or one which may not change when a run is resumed.
             FileNotFoundError: there is no such run.
         """
-        if cls.ranks is None:
+        if cls.ranks is None or cls.ranks.size == 1:
             return cls._resolve(names, updates, 1)
         from tokenv.cli.train import shared_facts
 
@@ -89,11 +87,12 @@ class Train(Command):
         from tokenv.cli.train import report_errors_once
         from tokenv.training.process_group import init_from_torchrun
 
-        with init_from_torchrun() as ranks:
-            if ranks.size == 1:
+        with init_from_torchrun() as ranks, report_errors_once(ranks):
+            cls.ranks = ranks
+            try:
                 return start(cls)
-            with report_errors_once(ranks):
-                return start(type("DistributedTrain", (cls,), {"ranks": ranks}))
+            finally:
+                cls.ranks = None
 
     def shortcut(self) -> Callable[[], Any] | None:
         """Return a function which shows the results of a finished run again, or trains as a rank but the first one."""

@@ -70,10 +70,8 @@ def is_trainable(section: Mapping[str, Any]) -> bool:
     Raises:
         UserError: the name is unknown.
     """
-    if section["name"] == LOADED:
-        loaded = LoadedAgent.of(section)
-        return not loaded.frozen and is_trainable(loaded.trained.agent)
-    return _declares(section, "trainable", unknown=True)
+    frozen = section["name"] == LOADED and LoadedAgent.of(section).frozen
+    return not frozen and _declares(section, "trainable", unknown=True)
 
 
 def reads_ahead(section: Mapping[str, Any]) -> bool:
@@ -85,8 +83,6 @@ def reads_ahead(section: Mapping[str, Any]) -> bool:
     Raises:
         UserError: the name is unknown.
     """
-    if section["name"] == LOADED:
-        return reads_ahead(LoadedAgent.of(section).trained.agent)
     return _declares(section, "reads_ahead", unknown=False)
 
 
@@ -99,17 +95,16 @@ def can_imitate(section: Mapping[str, Any]) -> bool:
     Raises:
         UserError: the name is unknown.
     """
-    if section["name"] == LOADED:
-        return can_imitate(LoadedAgent.of(section).trained.agent)
     has_law = _declares(section, "stochastic", unknown=True)
     return has_law and not _declares(section, "fixed_count", unknown=False)
 
 
 def _declares(section: Mapping[str, Any], attribute: str, *, unknown: bool) -> bool:
     """Return an attribute of the class of an agent; ``unknown`` for a function which builds one and cannot say."""
-    return bool(
-        getattr(registry.find("agent", section["name"], registry.AGENTS), attribute, unknown)
-    )
+    if section["name"] == LOADED:
+        section = LoadedAgent.of(section).trained.agent
+    target = registry.find("agent", section["name"], registry.AGENTS)
+    return bool(getattr(target, attribute, unknown))
 
 
 def load_pretrained_agent(
@@ -213,11 +208,13 @@ def load_pretrained_lm(lm: UNet, checkpoint: str, *, needs_early_exit: bool = Fa
     loaded = {
         name.removeprefix("lm."): value for name, value in tensors.items() if name.startswith("lm.")
     }
-    odd = checkpoints.mismatched_tensors(loaded, expected := lm.state_dict())
+    expected = lm.state_dict()
+    odd = checkpoints.mismatched_tensors(loaded, expected)
     if odd:
-        there, here = (_shape(tensors.get(odd[0])) for tensors in (loaded, expected))
+        there = checkpoints.describe(loaded.get(odd[0]), "none")
+        here = checkpoints.describe(expected.get(odd[0]), "none")
         raise UserError(
-            f"init_from = {checkpoint!r}: {odd[0]} has shape {there} there and {here} in this run ({len(odd)} such): "
+            f"init_from = {checkpoint!r}: {odd[0]} is {there} there and {here} in this run ({len(odd)} such): "
             "expected a run of the same model and codec, on data of as many channels"
         )
     if needs_early_exit and not any(name.endswith("_early") for name in state["history"]):
@@ -226,11 +223,3 @@ def load_pretrained_lm(lm: UNet, checkpoint: str, *, needs_early_exit: bool = Fa
             "it for the rewards: expected a run that was trained with loss.early=0.1"
         )
     lm.load_state_dict(loaded)
-
-
-def _shape(tensor: Tensor | None) -> str:
-    return (
-        "none"
-        if tensor is None
-        else f"{tuple(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')}"
-    )

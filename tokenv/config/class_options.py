@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from tokenv.config.files import LOADED
-from tokenv.config.registry import SECTIONS, Registry, find
+from tokenv.config.registry import SECTIONS, Registry, find, section_of
 from tokenv.core.conversion import parameters
 
 # arguments which the run passes, unless they are given
@@ -45,7 +45,7 @@ def with_class_defaults(values: Mapping[str, Any]) -> dict[str, Any]:
     resolved = dict(values)
     for section, table in SECTIONS.items():
         outer, _, inner = section.rpartition(".")
-        options = _section(values, section)
+        options = section_of(values, section)
         if "name" not in options:
             continue
         complete = complete_options(section, options, table)
@@ -70,8 +70,8 @@ def options_given_up(base: Mapping[str, Any], own: Mapping[str, Any]) -> list[st
     """
     sentences = []
     for section, table in SECTIONS.items():
-        before = _section(base, section)
-        after = _section(own, section)
+        before = section_of(base, section)
+        after = section_of(own, section)
         name = after.get("name")
         if name is None or before.get("name") in (None, name):
             continue
@@ -81,9 +81,3 @@ def options_given_up(base: Mapping[str, Any], own: Mapping[str, Any]) -> list[st
                 lost = f"{key}={value} of the base ({name}'s own: {complete[key]})"
                 sentences.append(f"{section} {name} gives up {lost}")
     return sentences
-
-
-def _section(values: Mapping[str, Any], section: str) -> Mapping[str, Any]:
-    for key in section.split("."):
-        values = values.get(key) or {}
-    return values

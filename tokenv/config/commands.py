@@ -76,7 +76,7 @@ class Command:
 
     @classmethod
     def launch(cls, start: Callable[[type[Command]], Any]) -> Any:
-        """Call ``start``, which runs the command line, with this class or, in one of several processes, another."""
+        """Call ``start``, which runs the command line, with this class."""
         return start(cls)
 
     def shortcut(self) -> Callable[[], Any] | None:

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, is_dataclass
 from importlib.machinery import ModuleSpec, PathFinder
-from importlib.util import find_spec
+from importlib.util import find_spec, resolve_name
 from pathlib import Path
 from typing import Any
 
@@ -111,7 +111,7 @@ def describe(table: Registry) -> Iterator[tuple[str, str]]:
         except (LookupError, UserError) as error:
             yield name, f"cannot be used: {error}"
             continue
-        if name not in table:
+        if not target.startswith("tokenv."):
             description = f"{description} (from {target})".strip()
         yield name, description
 
@@ -129,11 +129,10 @@ def _node(module: str, attribute: str, hops: int = MAX_REEXPORTS) -> ast.ClassDe
 
 
 def _absolute(module: str, node: ast.ImportFrom) -> str:
-    if not node.level:
-        return node.module or ""
-    spec = _spec(module)
-    base = module.split(".") + ([""] if spec.submodule_search_locations is not None else [])
-    return ".".join([*base[: -node.level], *([node.module] if node.module else [])])
+    package = module
+    if _spec(module).submodule_search_locations is None:
+        package = module.rpartition(".")[0]
+    return resolve_name("." * node.level + (node.module or ""), package)
 
 
 @functools.cache
@@ -147,13 +146,14 @@ def _tree(module: str) -> ast.Module:
 
 def _spec(module: str) -> ModuleSpec:
     """Find a module without importing its packages, as ``find_spec`` would."""
-    top, *rest = module.split(".")
-    spec = find_spec(top) if top not in sys.modules else sys.modules[top].__spec__
-    name = top
-    for part in rest:
-        where = getattr(sys.modules.get(name), "__path__", spec and spec.submodule_search_locations)
-        name = f"{name}.{part}"
-        spec = PathFinder.find_spec(name, where) if where else None
+    package = module.rpartition(".")[0]
+    if module in sys.modules:
+        spec = sys.modules[module].__spec__
+    elif package:
+        where = _spec(package).submodule_search_locations
+        spec = PathFinder.find_spec(module, where or [])
+    else:
+        spec = find_spec(module)
     if spec is None:
         raise LookupError(f"there is no module {module}")
     return spec

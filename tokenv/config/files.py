@@ -7,7 +7,6 @@ An earlier run may give its agent (``agent.pretrained=runs/3 agent.frozen=true``
 from __future__ import annotations
 
 import copy
-import difflib
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -19,7 +18,7 @@ from tokenv.config.literals import CONFIGURATION_SUFFIXES, parse_yaml
 from tokenv.config.schema import Config
 from tokenv.core import run_folders, trust
 from tokenv.core.conversion import Section, check_keys, from_dict
-from tokenv.core.errors import UserError
+from tokenv.core.errors import UserError, suggest
 from tokenv.core.rates import RateRange
 from tokenv.data.config import BUILT_IN, HUB_PREFIX, check_sources
 from tokenv.data.kinds import named_sources
@@ -181,8 +180,7 @@ def config_path(name: str) -> Path:
             return named_configs()[path.stem]  # configs/quick.yaml works from any folder
     elif name in named_configs():
         return named_configs()[name]
-    close = difflib.get_close_matches(path.stem, named_configs(), n=1)
-    hint = f"did you mean {close[0]!r}?" if close else f"names are {', '.join(named_configs())}"
+    hint = suggest(path.stem, named_configs())
     raise UserError(f"no configuration {name!r}: expected a YAML file or a name: {hint}")
 
 
@@ -216,11 +214,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """
     values = load_yaml(path)
     if "methods" in values:
-        word = (
-            path.stem
-            if path.stem in named_configs() and path == named_configs()[path.stem]
-            else path
-        )
+        word = str(path)
+        if path == named_configs().get(path.stem):
+            word = path.stem
         raise UserError(
             f"{path} is a comparison of several runs: expected tokenv compare with {word}"
         )

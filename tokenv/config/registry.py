@@ -33,6 +33,13 @@ SECTIONS = {  # of a configuration, which name a class
 MAX_FILES = 200  # of a package
 
 
+def section_of(values: Mapping[str, Any], section: str) -> Mapping[str, Any]:
+    """Return a section of nested values, such as ``imitation.teacher``; an empty one where it is missing."""
+    for key in section.split("."):
+        values = values.get(key) or {}
+    return values
+
+
 @dataclass(frozen=True)
 class Plugin:
     """Code of another package which a run uses.
@@ -53,11 +60,7 @@ def plugins(values: Mapping[str, Any]) -> Iterator[Plugin]:
         values: configuration of the run.
     """
     named = [(CALLBACKS, callback) for callback in values.get("callbacks", ())]
-    for section, table in SECTIONS.items():
-        options: Any = values
-        for key in section.split("."):
-            options = (options or {}).get(key)
-        named.append((table, options or {}))
+    named += [(table, section_of(values, section)) for section, table in SECTIONS.items()]
     for table, options in named:
         name = str(options.get("name", ""))
         target = name if ":" in name else table.target(name)

@@ -34,7 +34,7 @@ from tokenv.core.run_folders import (
     write_digests,
 )
 from tokenv.core.run_folders import find as find
-from tokenv.core.trust import UnreadableFileError, check_regular
+from tokenv.core.trust import UnreadableFileError, open_regular
 
 MODEL = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
@@ -137,8 +137,8 @@ def check_tensors(
         UserError: a tensor is missing, unexpected, or of another shape or type; the message names it.
     """
     for name in mismatched_tensors(actual, expected):
-        loaded = _describe(actual.get(name), "none")
-        right = _describe(expected.get(name), "no tensor of this name")
+        loaded = describe(actual.get(name), "none")
+        right = describe(expected.get(name), "no tensor of this name")
         raise UserError(
             f"{origin}: {name}: found {loaded}, expected {right}: the file is not of the run whose configuration "
             "stands beside it"
@@ -228,7 +228,7 @@ def load_tensors(path: Path) -> dict[str, torch.Tensor]:
         DamagedError: the file holds no tensors.
     """
     try:
-        check_regular(path)
+        open_regular(path).close()  # safetensors would wait for a named pipe
         return load_file(path)
     except UnreadableFileError as error:
         raise DamagedError(error.path, error.reason) from None
@@ -236,7 +236,8 @@ def load_tensors(path: Path) -> dict[str, torch.Tensor]:
         raise DamagedError(path, f"damaged, no safetensors: {error}") from None
 
 
-def _describe(tensor: torch.Tensor | None, missing: str) -> str:
+def describe(tensor: torch.Tensor | None, missing: str) -> str:
+    """Return the type and the shape of a tensor in words; ``missing`` for None."""
     if tensor is None:
         return missing
     kind = str(tensor.dtype).removeprefix("torch.")

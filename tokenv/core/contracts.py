@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     import torch
     from tensordict import TensorDict, TensorDictBase
@@ -15,42 +15,6 @@ if TYPE_CHECKING:
     from tokenv.core.rates import RateRange
 
 RELAXED_POOLINGS = ("select", "deviation")  # values of ``model.pooling`` with relaxed passes
-
-
-class NoiseCoupler(Protocol):
-    """Hook which makes the noise of samples dependent; see ``tokenv.estimators.base.Stage.couple``."""
-
-    def __call__(
-        self, noise: Tensor, decision_mask: Tensor, generator: torch.Generator | None
-    ) -> Tensor:
-        """Couple the noise of K samples: [K, B, T], [B, T] -> [K, B, T]."""
-
-
-class ActionProposer(Protocol):
-    """Hook which draws actions instead of the agent; see ``tokenv.estimators.base.Stage.propose``."""
-
-    def __call__(self, noise: Tensor) -> Tensor | None:
-        """Draw actions, [.., B, T] -> int64 [.., B, T], or return None to let the agent draw."""
-
-
-class Relaxation(Protocol):
-    """Hook which makes boundaries differentiable for the pooling; see ``tokenv.estimators.base.Stage.relax``."""
-
-    def __call__(self, drawn: TensorDictBase, decision_mask: Tensor, noise: Tensor) -> Tensor:
-        """Return relaxed boundaries, float [.., B, T]."""
-
-
-class AuxiliaryRelaxations(Protocol):
-    """Hook which returns R further, relaxed boundaries; see ``tokenv.estimators.base.Stage.relaxations``."""
-
-    def __call__(
-        self,
-        drawn: TensorDictBase,
-        decision_mask: Tensor,
-        noise: Tensor,
-        generator: torch.Generator | None,
-    ) -> Tensor:
-        """Return relaxed boundaries, float [.., B, T, R]."""
 
 
 @dataclass(frozen=True)
@@ -62,10 +26,11 @@ class Sampling:
             dimension; None gives one sample without this dimension.
         reward_only: whether samples after the first are decoded without gradient and have weight 0
             (``sample_weight``) in the language model's loss.
-        couple: hook which makes the samples' noise dependent.
-        propose: hook which draws the actions instead of the agent.
-        relax: hook which makes the boundaries read by the pooling differentiable.
-        relaxations: hook which returns further, relaxed boundaries, whose likelihoods are computed.
+        couple: hook which makes the samples' noise dependent: ``Stage.couple`` of ``tokenv.estimators.base``.
+        propose: hook which draws the actions instead of the agent: ``Stage.propose``.
+        relax: hook which makes the boundaries read by the pooling differentiable: ``Stage.relax``.
+        relaxations: hook which returns further, relaxed boundaries, whose likelihoods are computed:
+            ``Stage.relaxations``.
         teacher: agent whose boundaries the policy is scored with, as ``demonstration_log_prob``; the policy's own
             boundaries are drawn and decoded all the same.
         early_exit: whether to compute the early exit's likelihoods and the rewards relative to them.
@@ -73,10 +38,12 @@ class Sampling:
 
     num_samples: int | None = None
     reward_only: bool = False
-    couple: NoiseCoupler | None = None
-    propose: ActionProposer | None = None
-    relax: Relaxation | None = None
-    relaxations: AuxiliaryRelaxations | None = None
+    couple: Callable[[Tensor, Tensor, torch.Generator | None], Tensor] | None = None
+    propose: Callable[[Tensor], Tensor | None] | None = None
+    relax: Callable[[TensorDictBase, Tensor, Tensor], Tensor] | None = None
+    relaxations: (
+        Callable[[TensorDictBase, Tensor, Tensor, torch.Generator | None], Tensor] | None
+    ) = None
     teacher: BoundaryAgent | None = None
     early_exit: bool = True
 
@@ -123,20 +90,10 @@ class StepAgent(ObservationReader, Protocol):
 
 
 class Estimator(Protocol):
-    """Requirements of training on an estimator; see ``tokenv.estimators.base.Chain``."""
+    """Requirements on a policy and a model; see ``tokenv.estimators.base.Chain``."""
 
     sampling: Sampling
-    unbiased: bool
     requires_factorised_policy: bool
-    num_epochs: int
-    head_epochs: int
-    trains_through: Literal["loss", "likelihood"]
-
-    def __call__(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Add the losses to a rollout."""
-
-    def replay(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Add the losses to a rollout which was scored again."""
 
 
 def check_compatible(estimator: Estimator, agent: BoundaryAgent, pooling: str) -> None:

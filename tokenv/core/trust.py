@@ -78,11 +78,6 @@ def open_regular(path: Path) -> BufferedReader:
     return os.fdopen(handle, "rb")
 
 
-def check_regular(path: Path) -> None:
-    """Raise an error unless a file is regular, for readers which open a path themselves; see ``open_regular``."""
-    open_regular(path).close()
-
-
 def read_bytes(path: Path, *, limit: int) -> bytes:
     """Read a regular file.
 
