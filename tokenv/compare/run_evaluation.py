@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from tensordict import TensorDictBase
 from torch import Tensor
 
 from tokenv.compare.config import EvaluationRequest
@@ -17,7 +17,7 @@ from tokenv.config.build import reads_ahead
 from tokenv.config.components import Components, build_references
 from tokenv.config.hardware import prepare
 from tokenv.config.schema import Config
-from tokenv.core import checkpoints, keys
+from tokenv.core import checkpoints
 from tokenv.core.checkpoints import read_json, write_json
 from tokenv.core.conversion import Figure, from_dict
 from tokenv.core.errors import UserError
@@ -27,6 +27,7 @@ from tokenv.core.sequences import SequenceBatch
 from tokenv.core.trust import MAX_JSON_BYTES, open_regular
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import Corpus, load_corpus
+from tokenv.evaluation.boundary_metrics import draw_references
 from tokenv.evaluation.boundary_stats import BoundaryStats, compute_boundary_stats
 from tokenv.evaluation.calibration import calibrate, evaluate_rates, split_for_calibration
 from tokenv.evaluation.evaluator import (
@@ -335,11 +336,8 @@ def _measure(folder: Path, request: EvaluationRequest) -> RunEvaluation:
         validation = replace(config.validation, bpe_vocabulary=request.bpe_vocabulary)
         references = build_references(replace(config, validation=validation), corpus)
 
-    def draw_references(td: TensorDictBase) -> dict[str, Tensor]:
-        noise_BT = torch.zeros(td.shape, device=td.device)
-        return {name: agent.draw(td, noise_BT)[keys.ACTION] for name, agent in references.items()}
-
-    scores = evaluate_sequences(parts, held_out, options, measure=draw_references)
+    measure = partial(draw_references, references)
+    scores = evaluate_sequences(parts, held_out, options, measure=measure)
     prob_BT = shift_noise(scores.boundary_prob_BT, -options.logit_bias)
     drawn = DrawnBoundaries(trained, corpus, request, options, held_out, prob_BT, scores.action_BT)
     loss_early = None
