@@ -12,8 +12,9 @@ from matplotlib.text import Text
 from tokenv.evaluation.calibration import RatePoint
 from tokenv.evaluation.report import draw_curves, draw_rates
 from tokenv.plotting import figures
+from tokenv.series.forecaster import ForecastExcerpt
 from tokenv.series.patches import SeriesExcerpt
-from tokenv.series.report import ForecastExcerpt, draw_forecasts, draw_patches
+from tokenv.series.report import draw_forecasts, draw_patches
 
 STEPS = np.arange(200)
 MODEL = "a model whose name is as long as names are"

@@ -17,6 +17,7 @@ from typing import TypeAlias
 import numpy as np
 import torch
 import torch.nn.functional as F
+from scipy import signal
 from torch import Tensor
 
 from tokenv.core.errors import UserError
@@ -131,19 +132,17 @@ def _autocorrelation(value_L: Array, longest: int) -> Array:
         return correlation_K
     centred_L = np.where(known_L, value_L - value_L[known_L].mean(), 0.0)
     usable = min(lags, len(value_L) // 2)
-    product_K = _lagged_products(centred_L, lags)[:usable]
-    pairs_K = _lagged_products(known_L.astype(np.float64), lags)[:usable]
+    product_K = _lagged_products(centred_L)[:usable]
+    pairs_K = _lagged_products(known_L.astype(np.float64))[:usable]
     covariance_K = product_K / np.maximum(pairs_K, 1.0)
     if usable and covariance_K[0] > 0:
         correlation_K[:usable] = covariance_K / covariance_K[0]
     return correlation_K
 
 
-def _lagged_products(x_L: Array, lags: int) -> Array:
-    """Return the sums of products of all pairs which lie so many steps apart, for the first ``lags`` lags and more."""
-    size = 1 << (len(x_L) + lags).bit_length()
-    spectrum = np.fft.rfft(x_L, size)
-    return np.fft.irfft(np.abs(spectrum) ** 2, size)
+def _lagged_products(x_L: Array) -> Array:
+    """Return the sums of products of all pairs which lie 0, 1, … steps apart."""
+    return np.asarray(signal.correlate(x_L, x_L, method="fft")[len(x_L) - 1 :])
 
 
 def fit_linear_map(data: SeriesData, horizon: int) -> Tensor:
@@ -212,16 +211,13 @@ def fit_dlinear(data: SeriesData, horizon: int) -> Callable[[ContextBatch], Arra
     return predict
 
 
-_FITS = {"dlinear": fit_dlinear}
-
-
 def fit_peers(names: Sequence[str], data: SeriesData, horizon: int) -> Baselines:
-    """Fit peer models by name to the data's training windows.
+    """Fit peer models by name, of which there is one, to the data's training windows.
 
     Raises:
         UserError: see ``fit_dlinear``.
     """
-    return {name: _FITS[name](data, horizon) for name in names}
+    return {name: fit_dlinear(data, horizon) for name in names}
 
 
 def _sums(windows: Windows, index_P: Array, horizon: int) -> tuple[Tensor, Tensor]:

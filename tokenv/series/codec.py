@@ -22,7 +22,12 @@ from tokenv.lm.layers import Linear
 from tokenv.series.densities import Bins, Density, Gaussian, LogisticMixture, StudentT
 
 VALUE, LOCATION, SCALE, COUNTED, LAST = range(5)
-DENSITIES = ("gaussian", "student_t", "logistic_mixture", "bins")
+DENSITIES: dict[str, type[Density]] = {
+    "gaussian": Gaussian,
+    "student_t": StudentT,
+    "logistic_mixture": LogisticMixture,
+    "bins": Bins,
+}
 
 
 def known_values(symbol: Tensor) -> Tensor:
@@ -149,15 +154,11 @@ class SeriesCodec(Codec):
             raise ValueError(f"codec.channels = {channels}: expected at least 1")
         if density not in DENSITIES:
             raise ValueError(f"codec.density = {density!r}: expected one of {', '.join(DENSITIES)}")
-        self.density: Density
-        if density == "logistic_mixture":
-            self.density = LogisticMixture(components)
-        elif density == "bins":
-            self.density = Bins(bins, reach)
-        elif density == "gaussian":
-            self.density = Gaussian()
-        else:
-            self.density = StudentT()
+        options_of: dict[str, dict[str, Any]] = {
+            "logistic_mixture": {"components": components},
+            "bins": {"bins": bins, "reach": reach},
+        }
+        self.density = DENSITIES[density](**options_of.get(density, {}))
         self.channels = channels
         self.residual = residual
         self.covariates = covariates

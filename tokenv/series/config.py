@@ -125,7 +125,6 @@ class DirectHeadConfig:
 
 # Metadata of options of forecasts.
 PEERS = ("dlinear",)
-HORIZON = at_least(1, optional=True)
 SAMPLES = at_least(2)
 WINDOWS = at_least(0)
 SEASON = bounds(
@@ -153,7 +152,7 @@ class ForecastRequest:
         UserError: a number is too small, or a peer model is unknown.
     """
 
-    horizon: int | None = field(default=None, metadata=HORIZON)
+    horizon: int | None = field(default=None, metadata=at_least(1, optional=True))
     windows: int = field(default=1400, metadata=WINDOWS)
     direct: bool = True
     samples: int = field(default=25, metadata=SAMPLES)

@@ -250,14 +250,10 @@ class LogisticMixture(Density):
         distance = wide * ((2 * F.softplus(z) - z) @ mass)
         weight = log_weight.exp()
         spread = (weight.unsqueeze(-1) * weight.unsqueeze(-2) * distance).sum((-2, -1))
-        return self._distance(raw, value) - spread / 2
-
-    def _distance(self, raw: Tensor, value: Tensor) -> Tensor:
-        """``E|X - value|``; of one component, with z = (value - location) / scale: ``scale (2 log(1 + e^z) - z)``."""
-        log_weight, location, scale = self._unpack(raw)
+        # E|X - value| of one component is scale (2 log(1 + e^z) - z)
         z = (value.unsqueeze(-1) - location) / scale
-        distance = 2 * F.softplus(z) - z
-        return (log_weight.exp() * scale * distance).sum(-1)
+        from_value = 2 * F.softplus(z) - z
+        return (weight * scale * from_value).sum(-1) - spread / 2
 
     def entropy(self, raw: Tensor, points: int = 32) -> Tensor:
         """Approximate: every component's mean of -log p by the midpoint rule over ``points`` of its quantiles."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -39,6 +40,65 @@ class Forecast:
 
 
 @dataclass(frozen=True)
+class ForecastExcerpt:
+    """One forecast, as drawn and written.
+
+    Attributes:
+        name: name of the series or window.
+        columns: names of its C channels.
+        history_LC: known values, NaN where missing.
+        boundary_L: ends of patches in the history.
+        mean_HC: expected values.
+        quantile_QHC: quantiles.
+        point_HC: forecasts of the baselines by name.
+        truth_HC: true values; None if unknown.
+        date_N: dates of history and horizon; None if unknown.
+    """
+
+    name: str
+    columns: list[str]
+    history_LC: Array
+    boundary_L: Array
+    mean_HC: Array
+    quantile_QHC: Array
+    point_HC: dict[str, Array]
+    truth_HC: Array | None
+    date_N: list[Any] | None
+
+    @property
+    def dates_H(self) -> list[Any]:
+        """Dates of the horizon; empty texts if they are unknown."""
+        horizon = len(self.mean_HC)
+        if self.date_N is None:
+            return [""] * horizon
+        return self.date_N[-horizon:]
+
+    @property
+    def title(self) -> str:
+        """Name and dates."""
+        if self.date_N is None:
+            return self.name
+        return f"{self.name}, {self.dates_H[0]} to {self.dates_H[-1]}"
+
+    def as_dict(self, quantiles: Sequence[float]) -> dict[str, Any]:
+        """Return what JSON stores: arrays of steps and channels [H, C]."""
+        values = {
+            f"{q:g}": value_HC for q, value_HC in zip(quantiles, self.quantile_QHC, strict=True)
+        }
+        result = {
+            "series": self.name,
+            "columns": self.columns,
+            "mean": self.mean_HC,
+            "quantiles": values,
+        }
+        if self.date_N is not None:
+            result["date"] = [str(date) for date in self.dates_H]
+        if self.truth_HC is not None:
+            result["truth"] = self.truth_HC
+        return result
+
+
+@dataclass(frozen=True)
 class ForecastBatch:
     """Forecasts of a batch, beside those of the baselines.
 
@@ -53,6 +113,27 @@ class ForecastBatch:
     forecast: Forecast
     quantile_BQHC: Array
     point_BHC: Mapping[str, Array]
+
+    def excerpts(self) -> Iterator[ForecastExcerpt]:
+        """Yield the forecasts one by one."""
+        batch = self.batch
+        mean_BHC = self.forecast.distribution.mean_BHC
+        history_BLC = batch.channel_BL[..., VALUE].numpy()
+        for row, name in enumerate(batch.names):
+            truth_HC = None
+            if batch.truth_BHC is not None:
+                truth_HC = batch.truth_BHC[row]
+            yield ForecastExcerpt(
+                name=name,
+                columns=batch.series[row].columns,
+                history_LC=history_BLC[row],
+                boundary_L=self.forecast.boundary_BL[row],
+                mean_HC=mean_BHC[row],
+                quantile_QHC=self.quantile_BQHC[row],
+                point_HC={point: value_BHC[row] for point, value_BHC in self.point_BHC.items()},
+                truth_HC=truth_HC,
+                date_N=batch.date_BN[row],
+            )
 
 
 def check_horizon(model: DirectHeadConfig, horizon: int, *, direct: bool, covariates: int) -> None:

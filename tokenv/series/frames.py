@@ -2,46 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from tokenv.config.hardware import check_forecast as check_memory
 from tokenv.core.errors import COUNT, UserError, check_value
 from tokenv.evaluation.evaluator import EvalOptions
 from tokenv.evaluation.loaded_run import resolve_rate
 from tokenv.library.model import Model
 from tokenv.series.config import SAMPLES, DirectHeadConfig
-from tokenv.series.contexts import Array, ContextBatch, ForecastContexts, last_windows
-from tokenv.series.forecaster import check_horizon, make_forecasts
+from tokenv.series.contexts import ForecastContexts, last_windows
+from tokenv.series.forecaster import ForecastExcerpt, check_forecast, make_forecasts
 from tokenv.series.tables import DATE, IDENTIFIER, TARGET, check_frame, identifier_text, read_frame
+from tokenv.series.windows import Series
 
 CUTOFF = "cutoff"
 
 
 def _channel_frames(
-    batch: ContextBatch, row: int, horizon: int, end: int, value: Mapping[str, Array]
+    each: ForecastExcerpt, series: Series, quantiles: Sequence[float], end: int
 ) -> list[pd.DataFrame]:
-    """Return a data frame for every channel of a history, from its values [H, C] by column; ``end`` is its length."""
-    date_N = batch.date_BN[row]
-    known = batch.truth_BHC is not None
+    """Return a data frame for every channel of a forecast, whose history ends after ``end`` steps of its series."""
+    horizon = len(each.mean_HC)
     # of a series without dates
-    dates: Any = range(end, end + horizon) if known else range(1, horizon + 1)
+    dates: Any = range(1, horizon + 1)
+    if each.truth_HC is not None:
+        dates = range(end, end + horizon)
     cutoff: Any = end - 1
-    if date_N is not None:
-        dates = date_N[-horizon:]
-        cutoff = date_N[-horizon - 1]
-    series = batch.series[row]
+    if each.date_N is not None:
+        dates = each.dates_H
+        cutoff = each.date_N[-horizon - 1]
     names = series.columns if len(series.columns) > 1 else [series.name]
     frames = []
     for channel, name in enumerate(names):
         columns = {IDENTIFIER: name, DATE: dates}
-        if known:
-            columns[CUTOFF] = cutoff
-        columns |= {key: value_HC[:, channel] for key, value_HC in value.items()}
+        if each.truth_HC is not None:
+            columns |= {CUTOFF: cutoff, TARGET: each.truth_HC[:, channel]}
+        columns["mean"] = each.mean_HC[:, channel]
+        for q, value_HC in zip(quantiles, each.quantile_QHC, strict=True):
+            columns[f"q{q:g}"] = value_HC[:, channel]
         frames.append(pd.DataFrame(columns))
     return frames
 
@@ -182,12 +184,10 @@ class SeriesModel(Model):
             )
         check_value("horizon", horizon, COUNT)
         check_value("samples", samples, SAMPLES)
-        head = DirectHeadConfig.of(config.codec)
         if direct is None:
+            head = DirectHeadConfig.of(config.codec)
             direct = head.direct or head.horizon >= horizon
-        check_horizon(head, horizon, direct=direct, covariates=len(config.data.options.covariates))
-        if not direct:
-            check_memory(config, samples, horizon)
+        check_forecast(config, horizon, samples=samples, direct=direct, held_out=False)
         return direct
 
     def _table(
@@ -205,16 +205,9 @@ class SeriesModel(Model):
         for forecasts in make_forecasts(
             components, contexts, {}, quantiles, options, samples=samples, direct=direct
         ):
-            value = {"mean": forecasts.forecast.distribution.mean_BHC}
-            value |= {
-                f"q{q:g}": forecasts.quantile_BQHC[:, number] for number, q in enumerate(quantiles)
-            }
-            if forecasts.batch.truth_BHC is not None:
-                value = {TARGET: forecasts.batch.truth_BHC} | value
-            for row in range(len(forecasts.batch.names)):
+            for series, each in zip(forecasts.batch.series, forecasts.excerpts(), strict=True):
                 end = int(contexts.end_P[len(parts)])
-                value_HC = {column: value_BHC[row] for column, value_BHC in value.items()}
-                parts.append(_channel_frames(forecasts.batch, row, contexts.horizon, end, value_HC))
+                parts.append(_channel_frames(each, series, quantiles, end))
         order = np.lexsort((contexts.end_P, contexts.series_P))
         by_channel = [pd.concat(part, ignore_index=True) for part in parts]
         table = pd.concat([by_channel[index] for index in order], ignore_index=True)

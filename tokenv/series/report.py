@@ -27,8 +27,7 @@ from tokenv.plotting.figures import (
     series_legend,
 )
 from tokenv.plotting.theme import BLUE, GREEN, ORANGE, PINK, SKY, with_error
-from tokenv.series.contexts import Array
-from tokenv.series.forecaster import ForecastBatch
+from tokenv.series.forecaster import ForecastBatch, ForecastExcerpt
 from tokenv.series.patches import SeriesExcerpt, make_excerpts
 from tokenv.series.scores import ForecastScore, ScoreAccumulator
 
@@ -36,84 +35,6 @@ _TRUTH = "0.15"
 _BASELINES = (GREEN, SKY, PINK, "0.5")
 PICTURE_SERIES = 4  # forecasts in the picture
 MIN_Z_SCORE = 2.0  # between two forecasts whose difference is clear
-
-
-@dataclass(frozen=True)
-class ForecastExcerpt:
-    """One forecast, as drawn and written.
-
-    Attributes:
-        name: name of the series or window.
-        columns: names of its C channels.
-        history_LC: known values, NaN where missing.
-        boundary_L: ends of patches in the history.
-        mean_HC: expected values.
-        quantile_QHC: quantiles.
-        point_HC: forecasts of the baselines by name.
-        truth_HC: true values; None if unknown.
-        date_N: dates of history and horizon; None if unknown.
-    """
-
-    name: str
-    columns: list[str]
-    history_LC: Array
-    boundary_L: Array
-    mean_HC: Array
-    quantile_QHC: Array
-    point_HC: dict[str, Array]
-    truth_HC: Array | None
-    date_N: list[Any] | None
-
-    @property
-    def dates_H(self) -> list[Any]:
-        """Dates of the horizon; empty texts if they are unknown."""
-        horizon = len(self.mean_HC)
-        if self.date_N is None:
-            return [""] * horizon
-        return self.date_N[-horizon:]
-
-    @property
-    def title(self) -> str:
-        """Name and dates."""
-        if self.date_N is None:
-            return self.name
-        return f"{self.name}, {self.dates_H[0]} to {self.dates_H[-1]}"
-
-    def as_dict(self, quantiles: Sequence[float]) -> dict[str, Any]:
-        """Return what JSON stores: arrays of steps and channels [H, C]."""
-        values = {
-            f"{q:g}": value_HC for q, value_HC in zip(quantiles, self.quantile_QHC, strict=True)
-        }
-        result = {
-            "series": self.name,
-            "columns": self.columns,
-            "mean": self.mean_HC,
-            "quantiles": values,
-        }
-        if self.date_N is not None:
-            result["date"] = [str(date) for date in self.dates_H]
-        if self.truth_HC is not None:
-            result["truth"] = self.truth_HC
-        return result
-
-
-def iter_series(forecasts: ForecastBatch) -> Iterator[ForecastExcerpt]:
-    """Yield the forecasts of a batch one by one."""
-    batch = forecasts.batch
-    mean_BHC = forecasts.forecast.distribution.mean_BHC
-    history_BLC = batch.channel_BL[..., 0].numpy()
-    for row, name in enumerate(batch.names):
-        yield ForecastExcerpt(
-            name=name,
-            columns=batch.series[row].columns,
-            history_LC=history_BLC[row],
-            boundary_L=forecasts.forecast.boundary_BL[row],
-            mean_HC=mean_BHC[row],
-            quantile_QHC=forecasts.quantile_BQHC[row],
-            point_HC={point: value_BHC[row] for point, value_BHC in forecasts.point_BHC.items()},
-            truth_HC=None if batch.truth_BHC is None else batch.truth_BHC[row],
-            date_N=batch.date_BN[row],
-        )
 
 
 def draw_forecasts(
@@ -182,11 +103,6 @@ def _draw_horizon(
     axes.set_xlim(-0.5, step_H[-1] + 0.5)
 
 
-def forecast_header(quantiles: Sequence[float]) -> list[str]:
-    """Return the columns of ``forecast_rows``."""
-    return ["series", "column", "step", "date", "mean", *(f"q{q:g}" for q in quantiles), "truth"]
-
-
 def forecast_rows(each: ForecastExcerpt) -> Iterator[list[Any]]:
     """Yield a row for each channel and step of a forecast, for a CSV file: the truth is empty if it is unknown."""
     dates = [str(date) for date in each.dates_H]
@@ -242,8 +158,10 @@ def write_forecasts(
     source = ""
     kept: dict[int, ForecastExcerpt] = {}
     number = 0
+    columns = [f"q{q:g}" for q in quantiles]
+    header = ["series", "column", "step", "date", "mean", *columns, "truth"]
     with (
-        csv_rows(table, forecast_header(quantiles)) as write,
+        csv_rows(table, header) as write,
         tqdm(total=total, desc="forecast", leave=False, disable=not progress) as bar,
     ):
         for batch in batches:
@@ -252,7 +170,7 @@ def write_forecasts(
                 scores.add(
                     batch.forecast.distribution, batch.quantile_BQHC, batch.batch, batch.point_BHC
                 )
-            for each in iter_series(batch):
+            for each in batch.excerpts():
                 for row in forecast_rows(each):
                     write(row)
                 if total <= most or number in pictured:
