@@ -14,6 +14,7 @@ from tokenv.compare.comparison import ComparedMethod
 from tokenv.compare.report.aggregate import describe_result
 from tokenv.compare.report.page import comparison_page
 from tokenv.compare.report.report_tables import methods_table, print_comparison, write_tables
+from tokenv.compare.run_evaluation import evaluation_class
 from tokenv.config import registry
 from tokenv.config.build import reads_ahead
 from tokenv.config.files import resolve
@@ -26,9 +27,13 @@ BPE = {"name": "bpe", "vocabulary_size": 300}
 def of_config(name: str, bits: float, config: Config, **changes: Any) -> ComparedMethod:
     """Return a method whose runs have this configuration and different seeds."""
     method = a_method(name, bits, **changes)
-    return replace(
-        method, runs=[replace(run, config=replace(config, seed=run.seed)) for run in method.runs]
-    )
+    kind = evaluation_class(config.data)
+    runs = []
+    for run in method.runs:
+        evaluation = kind(**vars(run.evaluation))
+        own = replace(config, seed=run.seed)
+        runs.append(replace(run, config=own, evaluation=evaluation))
+    return replace(method, runs=runs)
 
 
 def a_bpe() -> ComparedMethod:
