@@ -6,8 +6,8 @@ from pathlib import Path
 
 import hypothesis
 import pytest
+import tiny
 import torch
-from tiny import settings
 
 from tokenv.config.hardware import set_threads
 from tokenv.core import trust
@@ -62,21 +62,13 @@ def tiny_lm() -> UNet:
 @pytest.fixture
 def tiny_settings() -> dict[str, object]:
     """Return the updates to the default configuration for a training run of a second."""
-    return settings()
+    return tiny.settings()
 
 
 @pytest.fixture
-def series_settings(tiny_settings: dict[str, object]) -> dict[str, object]:
+def series_settings() -> dict[str, object]:
     """Return the same on synthetic series."""
-    series = {"context": 4, "count": 6, "length": 300, "dwell": 8}
-    data = {
-        "kind": "series",
-        "source": "regimes",
-        "seq_len": 32,
-        "validation": 0.2,
-        "options": series,
-    }
-    return tiny_settings | {"data": data, "codec": {"name": "series"}}
+    return tiny.series_settings()
 
 
 @pytest.fixture(autouse=True, scope="session")

@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 import torch
 from tensordict import TensorDict
-from tiny import settings
+from tiny import series_settings, settings
 
 from tokenv.config.files import resolve
 from tokenv.core import keys
@@ -109,19 +109,7 @@ def test_ppo_steps_are_counted(capsys):
 
 
 def test_a_table_is_forecast_with_intervals(tmp_path):
-    series = {"context": 4, "count": 6, "length": 300, "dwell": 8}
-    data = {
-        "kind": "series",
-        "source": "regimes",
-        "seq_len": 32,
-        "validation": 0.2,
-        "options": series,
-    }
-    train(
-        resolve([], settings() | {"data": data, "codec": {"name": "series", "horizon": 6}}),
-        tmp_path / "checkpoints",
-        lambda *_: None,
-    )
+    train(resolve([], series_settings(horizon=6)), tmp_path / "checkpoints", lambda *_: None)
     dates = pd.date_range("2024-01-01", periods=120, freq="h", name="date")
     table = pd.DataFrame(
         {name: np.random.default_rng(seed).normal(size=120) for seed, name in enumerate("ab")},

@@ -69,29 +69,7 @@ def draw(agent, *rows):
 def test_the_papers_example(tmp_path):
     """Tokens hello, _token, ization; the first byte, without a boundary in the paper, always has one here."""
     agent = BPE(tokenizer=save(tmp_path / "t.json", ["hello", "_token", "ization"]))
-    papers = [
-        int(a)
-        for a in [
-            "0",
-            "0",
-            "0",
-            "0",
-            "0",
-            "1",
-            "0",
-            "0",
-            "0",
-            "0",
-            "0",
-            "1",
-            "0",
-            "0",
-            "0",
-            "0",
-            "0",
-            "0",
-        ]
-    ]
+    papers = [int(a) for a in "000001000001000000"]
     assert draw(agent, b"hello_tokenization") == [[1, *papers[1:]]]
 
 

@@ -67,6 +67,15 @@ def test_unknown_metrics_are_ignored(tmp_path):
     assert all(colourful(part) == 0 for part in parts)
 
 
+def test_the_place_beside_an_odd_last_panel_is_empty(tmp_path):
+    metrics = ALL | {"train/boundary_enrichment": ALL["train/entropy"]}
+    image = imread(draw_curves(metrics, tmp_path / "c.png", title="t"))
+    assert image.shape == (1440, 1440, 4)
+    assert colourful(image[960:, :720]) > 200
+    below_the_panel_above = image[1280:, 720:]
+    assert (below_the_panel_above == 1).all()
+
+
 def test_invalid_input_is_rejected(tmp_path):
     with pytest.raises(ValueError, match="no metrics"):
         draw_curves({}, tmp_path / "c.png", title="t")

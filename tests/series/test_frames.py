@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tiny import series_settings
 from utilsforecast.evaluation import evaluate
 from utilsforecast.losses import coverage, mse
 
@@ -18,19 +19,8 @@ from tokenv.training.trainer import train
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    from tiny import settings as tiny_settings
-
     folder = tmp_path_factory.mktemp("run")
-    series = {"context": 4, "count": 6, "length": 300, "dwell": 8}
-    data = {
-        "kind": "series",
-        "source": "regimes",
-        "seq_len": 32,
-        "validation": 0.2,
-        "options": series,
-    }
-    of = tiny_settings() | {"data": data, "codec": {"name": "series", "horizon": 6}}
-    train(resolve([], of), folder / "checkpoints", lambda *_: None)
+    train(resolve([], series_settings(horizon=6)), folder / "checkpoints", lambda *_: None)
     return tokenv.load(folder)
 
 

@@ -38,6 +38,19 @@ def settings(**sections: dict[str, Any]) -> dict[str, Any]:
     return merge(SETTINGS, sections)
 
 
+def series_settings(**codec: Any) -> dict[str, Any]:
+    """Return the settings on synthetic series; ``codec`` are options of the codec."""
+    series = {"context": 4, "count": 6, "length": 300, "dwell": 8}
+    data = {
+        "kind": "series",
+        "source": "regimes",
+        "seq_len": 32,
+        "validation": 0.2,
+        "options": series,
+    }
+    return settings() | {"data": data, "codec": {"name": "series", **codec}}
+
+
 def overrides(settings: dict[str, Any], prefix: str = "") -> list[str]:
     """Return nested settings as words of a command line."""
     words = []

@@ -8,6 +8,7 @@ import ranks as support
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from tiny import SETTINGS
 
 from tokenv.config import registry
 from tokenv.config.components import build_components, check_components
@@ -34,30 +35,9 @@ SERIES = {
     },
     "codec": {"name": "series"},
 }
-TINY = {
-    "data": {
-        "source": "words",
-        "seq_len": 32,
-        "validation": 0.1,
-        "words_documents": 80,
-        "lexicon_size": 20,
-    },
-    "model": {
-        "width": 16,
-        "heads": 2,
-        "down_layers": 1,
-        "mid_layers": 1,
-        "up_layers": 1,
-        "window": 8,
-    },
-    "agent": {"name": "learned", "window": 2},
-    "train": {
-        "symbols": 2560,
-        "batch_size": 4,
-        "gradient_accumulation_steps": 1,
-        "warmup_symbols": 512,
-    },
-    "hardware": {"device": "cpu", "precision": "float64", "compile": "off", "threads": 1},
+TINY = {name: SETTINGS[name] for name in ("data", "model", "agent")} | {
+    "train": SETTINGS["train"] | {"gradient_accumulation_steps": 1},
+    "hardware": SETTINGS["hardware"] | {"precision": "float64"},
 }
 RUN = merge(
     TINY,

@@ -33,7 +33,7 @@ from tokenv.evaluation.calibration import calibrate, evaluate_rates, split_for_c
 from tokenv.evaluation.evaluator import (
     EvalOptions,
     SequenceScores,
-    boundary_scores,
+    agreement_scores,
     evaluate,
     evaluate_sequences,
     shift_noise,
@@ -415,8 +415,7 @@ def at_rates(
 
 
 def _agreement(action_BT: Tensor, reference_BT: Tensor, tolerance: int = 0) -> Agreement:
-    """Compare boundaries without the first symbol, where every agent draws one."""
-    scores = boundary_scores(action_BT[:, 1:].bool(), reference_BT[:, 1:].bool(), tolerance)
+    scores = agreement_scores(action_BT, reference_BT, tolerance)
     return Agreement(**{name.removeprefix("boundary_"): value for name, value in scores.items()})
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import torch
 from tensordict.nn import TensorDictModuleBase
@@ -417,19 +417,20 @@ def build_references(config: Config, corpus: Corpus) -> dict[str, BoundaryAgent]
     Raises:
         UserError: a BPE tokenizer is asked for, and the data are no text.
     """
-    sections: dict[str, dict[str, Any]] = {name: {} for name in config.data.options.references}
+    sections = [{"name": name} for name in config.data.options.references]
     vocabulary = config.validation.bpe_vocabulary
+    if vocabulary and not sections:
+        raise UserError(
+            f"validation.bpe_vocabulary = {vocabulary}: expected 0, for {config.data.kind} has no BPE tokens"
+        )
     if vocabulary:
-        if not sections:
-            raise UserError(
-                f"validation.bpe_vocabulary = {vocabulary}: expected 0, for {config.data.kind} has no BPE tokens"
-            )
-        sections["bpe"] = {"tokenizer": str(train_bpe(corpus, vocabulary))}
-    context = {"rate": mean_rate(config.rate), "seq_len": config.data.seq_len}
-    return {
-        name: registry.build("agent", {"name": name} | options, registry.AGENTS, **context)
-        for name, options in sections.items()
+        sections.append({"name": "bpe", "vocabulary_size": vocabulary})
+    context = {
+        "rate": mean_rate(config.rate),
+        "seq_len": config.data.seq_len,
+        "train_tokenizer": partial(train_bpe, corpus),
     }
+    return {section["name"]: build_agent(section, **context) for section in sections}
 
 
 def _check_rate_range(config: Config, agent: Agent, rate_target: TensorDictModuleBase) -> None:

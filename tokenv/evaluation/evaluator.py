@@ -340,14 +340,13 @@ def evaluate(
     matches: dict[str, float] = {}
     if batch.gold_BN is not None:
         gold_BT = batch.gold_BN[:, :-1] & scores.decision_mask_BT
-        matches = boundary_scores(scores.action_BT[:, 1:].bool(), gold_BT[:, 1:], options.tolerance)
+        matches = agreement_scores(scores.action_BT, gold_BT, options.tolerance)
     by_name = {}
     classes = rates_by_class(codec, batch.symbol_BN[:, :-1], scores.action_BT)
     for name, (_, rate) in classes.items():
         by_name[f"boundary_rate_{name.replace(' ', '_')}"] = rate
     for name in references:
-        reference_BT = scores.extra[name].bool()
-        agreement = boundary_scores(scores.action_BT[:, 1:].bool(), reference_BT[:, 1:])
+        agreement = agreement_scores(scores.action_BT, scores.extra[name])
         by_name[f"{name}_precision"] = agreement["boundary_precision"]
         by_name[f"{name}_f1"] = agreement["boundary_f1"]
     return Evaluation(
@@ -475,6 +474,13 @@ def boundary_scores(drawn: Tensor, gold: Tensor, tolerance: int = 0) -> dict[str
     recall = hits / max(gold.sum().item(), 1)
     f1 = 2 * precision * recall / (precision + recall) if hits else 0.0
     return {"boundary_precision": precision, "boundary_recall": recall, "boundary_f1": f1}
+
+
+def agreement_scores(
+    action_BT: Tensor, reference_BT: Tensor, tolerance: int = 0
+) -> dict[str, float]:
+    """Return ``boundary_scores`` without the first symbols, after which every agent draws a boundary."""
+    return boundary_scores(action_BT[:, 1:].bool(), reference_BT[:, 1:].bool(), tolerance)
 
 
 def _matches(drawn: Tensor, gold: Tensor, tolerance: int) -> int:

@@ -139,11 +139,9 @@ def draw_curves(
     rows = math.ceil(len(panels) / 2)
 
     def draw(figure: Figure) -> None:
-        grid = figure.subplots(rows, 2).flat
-        for axes, panel in zip(grid, panels, strict=False):
+        for number, panel in enumerate(panels, 1):
+            axes = figure.add_subplot(rows, 2, number)
             _draw_panel(axes, panel, metrics, target_rate)
-        for axes in grid:
-            axes.set_axis_off()
 
     return figures.draw_picture(path, 2.4 * rows, title, draw)
 

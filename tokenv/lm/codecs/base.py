@@ -165,8 +165,8 @@ class ByteCodec(Codec):
     @classmethod
     def classify(cls, symbol: Tensor) -> Tensor:
         """Return the class of each byte; symbols from 256 on are special: [..] -> int64 [..]."""
-        classes = [cls.symbol_classes.index(_byte_class(byte)) for byte in range(256)]
-        classes.append(cls.symbol_classes.index("special"))
+        names = (*map(_byte_class, range(256)), "special")
+        classes = [cls.symbol_classes.index(name) for name in names]
         return torch.tensor(classes, device=symbol.device)[symbol.long().clamp(max=256)]
 
     def embed(self, symbol: Tensor) -> Tensor:
