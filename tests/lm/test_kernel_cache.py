@@ -1,10 +1,12 @@
 """Compiled functions which are stored: nothing on the disk stops a program, misleads it, or runs in it."""
 
 import errno
+import gc
 import hashlib
 import importlib.util
 import os
 import pickle
+import sys
 import warnings
 from pathlib import Path
 
@@ -32,6 +34,7 @@ def function(tmp_path, monkeypatch):
     path.write_text(SOURCE)
     spec = importlib.util.spec_from_file_location("kernels", path)
     module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, "kernels", module)  # from which stored code takes its globals
     spec.loader.exec_module(module)
     return module.doubled
 
@@ -51,6 +54,7 @@ def stored(function):
 def test_code_is_stored_and_read_again(function):
     assert call(function) == 0
     assert len(stored(function)) == 2
+    gc.collect()  # else the code's environment may live on, and is not read
     assert call(function) == 1
 
 
