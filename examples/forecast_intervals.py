@@ -16,19 +16,20 @@ import tokenv
 def main(
     run: str, table: str, windows: int = 20, level: int = 80
 ) -> tuple[pd.DataFrame, pd.Series, pd.DataFrame]:
-    """Return the scored windows, the coverage by series, and the continuation with its intervals."""
+    """Return the scored windows, the coverage by step, and the continuation with its intervals."""
     model = tokenv.SeriesModel.from_pretrained(run)
     date = model.config.data.options.date
     frame = pd.read_csv(table, parse_dates=[date] if date else None)
     known = model.cross_validate(frame, model.lm.codec.horizon or 24, windows)
     late = known.groupby(["unique_id", "cutoff"]).ngroup() % windows >= windows // 2
-    scored = tokenv.conformal_intervals(known[late], known[~late], level=level)
+    scored = tokenv.conformal_intervals(known[late], known[~late], level=[level])
     inside = scored["y"].between(scored[f"mean-lo-{level}"], scored[f"mean-hi-{level}"])
+    step = scored.groupby(["unique_id", "cutoff"]).cumcount().rename("step") + 1
     future = model.forecast(frame, model.lm.codec.horizon or 24)
     return (
         scored,
-        inside.groupby(scored["unique_id"]).mean(),
-        tokenv.conformal_intervals(future, known, level=level),
+        inside.groupby(step).mean(),
+        tokenv.conformal_intervals(future, known, level=[level]),
     )
 
 

@@ -213,16 +213,20 @@ def test_windows_that_do_not_fit_are_refused(model):
             model.cross_validate(frame, 5, **options)
 
 
-def scored(margin_of, rows=40):
-    generator = np.random.default_rng(1)
+def scored(margin_of, windows=40, steps=1, generator=1):
+    """Return forecasts of noise whose scale is a series' margin, and grows with the step."""
+    generator = np.random.default_rng(generator)
+    cutoff, ds = np.divmod(np.arange(windows * steps), steps)
     parts = [
         pd.DataFrame(
             {
                 "unique_id": name,
+                "ds": cutoff * steps + ds,
+                "cutoff": cutoff * steps - 1,
                 "mean": 0.0,
                 "q0.1": -1.0,
                 "q0.9": 1.0,
-                "y": margin * generator.normal(size=rows),
+                "y": margin * (1 + ds) * generator.normal(size=windows * steps),
             }
         )
         for name, margin in margin_of.items()
@@ -233,37 +237,51 @@ def scored(margin_of, rows=40):
 @pytest.mark.parametrize("level", [50, 80, 95])
 @pytest.mark.parametrize(("lower", "upper"), [("q0.1", "q0.9"), ("mean", "mean")])
 def test_conformal_intervals_cover_exactly_the_rank_of_their_scores(level, lower, upper):
-    table = scored({"a": 0.1, "b": 3.0})
-    intervals = tokenv.conformal_intervals(table, table, level=level, lower=lower, upper=upper)
+    table = scored({"a": 0.1, "b": 3.0}, steps=3)
+    intervals = tokenv.conformal_intervals(table, table, level=[level], lower=lower, upper=upper)
     inside = table["y"].between(
         intervals[f"mean-lo-{level}"] - 1e-9, intervals[f"mean-hi-{level}"] + 1e-9
     )
     rank = int(np.ceil(41 * level / 100))
     assert (intervals[f"mean-lo-{level}"] <= intervals[f"mean-hi-{level}"]).all()
-    for name, share in inside.groupby(table["unique_id"]).sum().items():
+    step = table["ds"] - table["cutoff"]
+    for (name, _), share in inside.groupby([table["unique_id"], step]).sum().items():
         # a's interval would have shrunk below its middle
         assert share == rank or (name == "a" and share > rank)
 
 
-def test_conformal_coverage_of_exchangeable_rows_is_the_level():
-    """Check the mean coverage over many calibrations: between the level and the level + 1 / (n + 1)."""
+def test_conformal_coverage_is_the_level_at_every_step():
+    """Check the mean coverage over calibrations: between the level and the level + 1 / (n + 1) at each step.
+
+    One margin for all steps, of noise which grows from 1 to 4, would hold 99% of the first and 60% of the last.
+    """
     generator = np.random.default_rng(0)
-    level = 80
     n = 9
-    coverages = []
-    for _ in range(400):
-        draw = pd.DataFrame(
-            {"unique_id": "a", "q0.1": 0.0, "q0.9": 0.0, "y": generator.normal(size=n + 50)}
-        )
-        future = tokenv.conformal_intervals(draw[n:], draw[:n], level=level)
-        coverages.append(future["y"].between(future["mean-lo-80"], future["mean-hi-80"]).mean())
-    assert np.mean(coverages) == pytest.approx(0.8, abs=0.03)
+    rows = n * 4
+    inside = []
+    for _ in range(200):
+        draw = scored({"a": 1.0}, n + 20, 4, generator)
+        future = tokenv.conformal_intervals(draw[rows:], draw[:rows], level=[60, 80])
+        for level in (60, 80):
+            held = future["y"].between(future[f"mean-lo-{level}"], future[f"mean-hi-{level}"])
+            inside.append(held.groupby(future["ds"] - future["cutoff"]).mean().to_list())
+    assert np.mean(inside[::2], 0) == pytest.approx([0.6] * 4, abs=0.03)
+    assert np.mean(inside[1::2], 0) == pytest.approx([0.8] * 4, abs=0.03)
+
+
+def test_rows_of_windows_may_have_any_order_and_any_index():
+    known = scored({"b": 1.0, "a": 2.0}, steps=3)
+    expected = tokenv.conformal_intervals(known, known)
+    order = np.random.default_rng(0).permutation(len(known))
+    shuffled = known.iloc[order].set_axis(order % 7)
+    intervals = tokenv.conformal_intervals(shuffled, known.iloc[::-1])
+    pd.testing.assert_frame_equal(intervals, expected.iloc[order].set_axis(order % 7))
 
 
 def test_a_library_scores_frames_as_they_are(model):
     """Check against utilsforecast: squared errors of the mean, and the share of values inside conformal intervals."""
     known = model.cross_validate(long(a=120, b=90), 5, windows=12)
-    intervals = tokenv.conformal_intervals(known, known, level=75).drop(columns="cutoff")
+    intervals = tokenv.conformal_intervals(known, known, level=[75]).drop(columns="cutoff")
     score = evaluate(intervals, [mse, coverage], ["mean"], level=[75]).set_index(
         ["metric", "unique_id"]
     )["mean"]
@@ -276,23 +294,23 @@ def test_a_library_scores_frames_as_they_are(model):
 
 
 def test_conformal_mistakes_are_reported():
-    table = scored({"a": 1.0})
+    table = scored({"a": 1.0}, steps=2)
     for forecast, calibration, options, message in (
-        (table, table, {"level": 100}, "level = 100: expected a coverage in percent"),
+        (table, table, {"level": [80, 100]}, r"level = \[80, 100\]: expected coverages in percent"),
         (
             table,
             table.drop(columns="y"),
             {},
-            "calibration has no column 'y' but unique_id, mean, q0.1, q0.9",
+            "calibration has no column 'y' but unique_id, ds, cutoff, mean, q0.1, q0.9",
         ),
         (table, table, {"lower": "low"}, "forecast has no column 'low'"),
         (
             table,
-            table[:3],
+            table[:7],
             {},
-            "calibration has 3 known rows of series 'a': expected at least 4 for level = 80",
+            "calibration has 3 known windows of series 'a' at step 2: expected at least 4 for level = 80",
         ),
-        (scored({"b": 1.0}), table, {}, "calibration has 0 known rows of series 'b'"),
+        (scored({"b": 1.0}), table, {}, "calibration has 0 known windows of series 'b' at step 1"),
     ):
         with pytest.raises(UserError, match=message):
             tokenv.conformal_intervals(forecast, calibration, **options)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -14,7 +15,7 @@ from tokenv.evaluation.evaluator import EvalOptions
 from tokenv.evaluation.loaded_run import resolve_rate
 from tokenv.library.model import Model
 from tokenv.series.config import SAMPLES, DirectHeadConfig
-from tokenv.series.contexts import ForecastContexts, last_windows
+from tokenv.series.contexts import Array, ForecastContexts, last_windows
 from tokenv.series.forecaster import ForecastExcerpt, check_forecast, make_forecasts
 from tokenv.series.tables import DATE, IDENTIFIER, TARGET, check_frame, identifier_text, read_frame
 from tokenv.series.windows import Series
@@ -221,62 +222,85 @@ def conformal_intervals(
     forecast: pd.DataFrame,
     calibration: pd.DataFrame,
     *,
-    level: float = 80.0,
-    lower: str = "q0.1",
-    upper: str = "q0.9",
+    level: Sequence[float] = (80,),
+    lower: str = "mean",
+    upper: str = "mean",
 ) -> pd.DataFrame:
-    """Widen or narrow the intervals of forecasts until they cover what they promise (split conformal prediction).
+    """Give forecasts intervals which cover what they promise at every step (split conformal prediction).
 
-    The score of a forecast which is known is ``s = max(lower - y, y - upper)``. With n scores of a series, s* is the
-    ``ceil((n + 1) level / 100)``-th smallest, and the interval is ``[lower - s*, upper + s*]``: conformalised quantile
-    regression (Romano, Patterson, Candès 2019, arXiv 1905.03222), and with a point forecast as both columns the
-    absolute residuals of Lei et al. 2018 (arXiv 1604.04173). If scores of calibration and future were exchangeable,
-    the interval would contain the truth with probability at least ``level`` percent; series drift, and steps of one
-    forecast depend on one another, so measure it on further windows.
+    The score of a forecast which is known is ``s = max(lower - y, y - upper)``; with a point forecast as both columns,
+    ``|y - mean|`` (Lei et al. 2018, arXiv 1604.04173). With n scores of a series at one step of the horizon, s* is the
+    ``ceil((n + 1) level / 100)``-th smallest, and the interval of that step is ``[lower - s*, upper + s*]``. With
+    quantiles as columns this is conformalised quantile regression (Romano, Patterson, Candès 2019, arXiv 1905.03222).
+    If the windows of calibration and future were exchangeable, the interval of every step would contain the truth with
+    probability at least ``level`` percent; series drift, and windows depend on one another, so measure it on further
+    windows.
 
     Args:
-        forecast: forecasts of any model, with the columns ``unique_id``, ``lower`` and ``upper``.
-        calibration: earlier forecasts of the same series with the same columns and the truth, ``y``, such as
-            ``SeriesModel.cross_validate`` returns. Rows without truth are ignored.
-        level: coverage in percent, in (0, 100).
+        forecast: forecasts of any model, with the columns ``unique_id``, ``ds``, ``lower`` and ``upper``, and
+            ``cutoff`` if a series has several windows.
+        calibration: earlier forecasts of the same series with the same columns, ``cutoff`` and the truth, ``y``, such
+            as ``SeriesModel.cross_validate`` returns. Rows without truth are ignored.
+        level: coverages in percent, in (0, 100).
         lower: column of the lower bound.
         upper: column of the upper bound; the same as ``lower`` for point forecasts.
 
     Returns:
-        ``forecast`` with the columns ``mean-lo-80`` and ``mean-hi-80``, as Nixtla's libraries name them: with another
-        number for another ``level``, and with the name of a column of point forecasts instead of ``mean``.
+        ``forecast`` with the columns ``mean-lo-80`` and ``mean-hi-80`` for every level, as Nixtla's libraries name
+        them: with the name of a column of point forecasts instead of ``mean``.
 
     Raises:
-        UserError: a column is missing, or a series has too few known rows for the level.
+        UserError: a column is missing, or a series has too few known windows at a step for a level.
     """
-    if not 0 < level < 100:
+    if not level or not all(0 < each < 100 for each in level):
         raise UserError(
-            f"level = {level}: expected a coverage in percent, above 0 and below 100, such as 80"
+            f"level = {level}: expected coverages in percent, above 0 and below 100, such as [80, 95]"
         )
-    for name, table, columns in (
-        ("forecast", forecast, [IDENTIFIER, lower, upper]),
-        ("calibration", calibration, [IDENTIFIER, TARGET, lower, upper]),
-    ):
-        if missing := [column for column in columns if column not in table]:
-            raise UserError(
-                f"{name} has no column {', '.join(map(repr, missing))} but {', '.join(map(str, table.columns))}: "
-                "expected the columns of SeriesModel.cross_validate; name the bounds with lower= and upper="
-            )
-    known = calibration[calibration[TARGET].notna()]
-    score = np.maximum(known[lower] - known[TARGET], known[TARGET] - known[upper])
-    margin: dict[Any, float] = {}
-    for name in forecast[IDENTIFIER].unique():
-        of_series = np.sort(score[known[IDENTIFIER] == name].to_numpy())
-        rank = int(np.ceil((len(of_series) + 1) * level / 100))
-        if rank > len(of_series):
-            least = int(np.ceil(level / (100 - level)))
-            raise UserError(
-                f"calibration has {len(of_series)} known rows of series {name!r}: expected at least {least} for level "
-                f"= {level:g}: cross-validate with more windows"
-            )
-        margin[name] = float(of_series[rank - 1])
+    columns = [IDENTIFIER, DATE, lower, upper]
+    step = _steps_of_horizon("forecast", forecast, columns)
+    known_step = _steps_of_horizon("calibration", calibration, [*columns, CUTOFF, TARGET])
+    truth = calibration[TARGET].to_numpy(float)
+    score = np.maximum(calibration[lower] - truth, truth - calibration[upper]).to_numpy()
+    scores = {
+        place: np.sort(of_place.dropna())
+        for place, of_place in pd.Series(score).groupby([calibration[IDENTIFIER].array, known_step])
+    }
     half = (forecast[upper] - forecast[lower]) / 2  # an interval shrinks to its middle at most
-    width = np.maximum(forecast[IDENTIFIER].map(margin), -half)
-    bounds = {"lo": forecast[lower] - width, "hi": forecast[upper] + width}
-    point = lower if lower == upper else "mean"
-    return forecast.assign(**{f"{point}-{side}-{level:g}": bound for side, bound in bounds.items()})
+    model = lower
+    if lower != upper:
+        model = "mean"
+    places = list(zip(forecast[IDENTIFIER], step, strict=True))
+    result = forecast.copy()
+    no_score = np.zeros(0)
+    for each in level:
+        margin = {place: _margin(place, scores.get(place, no_score), each) for place in set(places)}
+        width = np.maximum([margin[place] for place in places], -half)
+        result[f"{model}-lo-{each:g}"] = forecast[lower] - width
+        result[f"{model}-hi-{each:g}"] = forecast[upper] + width
+    return result
+
+
+def _steps_of_horizon(name: str, table: pd.DataFrame, columns: list[str]) -> Array:
+    """Return each row's step of its forecast, from 1, by the order of dates; check that a table has the columns."""
+    if missing := [column for column in columns if column not in table]:
+        raise UserError(
+            f"{name} has no column {', '.join(map(repr, missing))} but {', '.join(map(str, table.columns))}: "
+            "expected the columns of SeriesModel.cross_validate; name the bounds with lower= and upper="
+        )
+    forecasts = [column for column in (IDENTIFIER, CUTOFF) if column in table]
+    ordered = table.reset_index(drop=True).sort_values(DATE, kind="stable")
+    step = ordered.groupby(forecasts, observed=True).cumcount() + 1
+    return np.asarray(step.sort_index())
+
+
+def _margin(place: tuple[Any, int], score_n: Array, level: float) -> float:
+    """Return the score at the rank which split conformal prediction takes, of ascending scores of a series' step."""
+    rank = math.ceil((len(score_n) + 1) * level / 100)
+    if rank > len(score_n):
+        least = math.ceil(level / (100 - level))
+        name, step = place
+        raise UserError(
+            f"calibration has {len(score_n)} known windows of series {name!r} at step {step}: expected at least "
+            f"{least} for level = {level:g}: cross-validate with more windows"
+        )
+    return float(score_n[rank - 1])
