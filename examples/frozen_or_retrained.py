@@ -1,0 +1,120 @@
+"""Measure what rewards gain under a frozen model, and what is left of it once a new model has learned.
+
+    python examples/frozen_or_retrained.py STORE [SEED ...]
+
+For each seed, a policy imitates BPE while a model learns with it. Then rewards train the policy further, and this
+model is frozen. The loss under the frozen model says whether rewards are right about the model which they came from.
+Last, new models learn, one with the policy before rewards and one with the policy after them, both frozen. All losses
+are in bits per byte, at the same boundary rate. Runs which STORE has are not trained again.
+"""
+
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
+from pathlib import Path
+
+import pandas as pd
+from scipy import stats
+
+from tokenv.data.corpus import load_corpus
+from tokenv.evaluation.calibration import calibrate, split_for_calibration
+from tokenv.evaluation.evaluator import EvalOptions, evaluate
+from tokenv.evaluation.loaded_run import load_run
+
+SEEDS = range(600, 608)
+RATE = 0.26
+COMMON = [
+    f"rate={RATE}",
+    "train.optimizer=muon",
+    "train.learning_rate=0.015",
+    "hardware.threads=1",
+    "hardware.precision=float32",
+]
+MODEL = ["train.symbols=2_000_000"]
+IMITATED = [
+    "imitation.teacher.name=bpe",
+    "imitation.teacher.vocabulary_size=32000",
+    "loss.early=0.1",  # which rewards read later
+]
+REWARDS = ["train.symbols=1_000_000", "freeze_lm=true", "agent.frozen=false", "loss.policy=10"]
+ESTIMATORS = {
+    f"{name}, gamma {gamma}": [*options, f"estimator.gamma={gamma}", "estimator.scaled=true"]
+    for (name, options), gamma in product(
+        {
+            "reinforce": ["estimator.name=reinforce"],
+            "rloo": ["estimator.name=rloo", "estimator.reward_only=true"],
+        }.items(),
+        (0.9, 0.5),
+    )
+}
+
+
+def train(store: Path, name: str, seed: int, options: list[str]) -> Path:
+    """Train a run unless the store has it, and return its folder."""
+    folder = store / name
+    if not (folder / "metrics.json").is_file():
+        command = [sys.executable, "-m", "tokenv", "train", "with", "small", f"seed={seed}"]
+        shown = ["-F", str(store), "-i", name]
+        subprocess.run([*command, *COMMON, *options, *shown], check=True, stdout=subprocess.DEVNULL)
+    return folder
+
+
+def measure(folder: Path) -> tuple[float, float]:
+    """Return the held-out loss at the rate, and the boundary rate before the logits were shifted to it."""
+    run = load_run(str(folder), "latest")
+    corpus = load_corpus(run.config.data)
+    held_out, own = split_for_calibration(corpus, run.config.validation.sequences)
+    bias = calibrate(run.components, own, RATE)
+    assert bias is not None
+    plain = evaluate(run.components, held_out)
+    return evaluate(run.components, held_out, EvalOptions(logit_bias=bias)).loss, plain.boundary_rate
+
+
+def measure_seed(store: Path, seed: int) -> list[dict[str, float | str]]:
+    """Train all runs of a seed, and return a row for each estimator."""
+    imitated = train(store, f"{seed}-imitated", seed, [*MODEL, *IMITATED, "imitation.fraction=1.0"])
+    before = train(store, f"{seed}-new", seed + 100, [*MODEL, f"agent.pretrained={imitated}"])
+    loss, rate = measure(imitated)
+    loss_new, _ = measure(before)
+    rows = []
+    for estimator, options in ESTIMATORS.items():
+        name = f"{seed}-{estimator.replace(', ', '-').replace(' ', '-')}"
+        sources = [f"init_from={imitated}", f"agent.pretrained={imitated}"]
+        rewarded = train(store, name, seed, [*REWARDS, *sources, *options])
+        after = train(store, f"{name}-new", seed + 100, [*MODEL, f"agent.pretrained={rewarded}"])
+        loss_rewarded, rate_rewarded = measure(rewarded)
+        loss_after, _ = measure(after)
+        rows.append(
+            {
+                "seed": seed,
+                "estimator": estimator,
+                "rate before": rate,
+                "rate after": rate_rewarded,
+                "frozen before": loss,
+                "frozen after": loss_rewarded,
+                "new before": loss_new,
+                "new after": loss_after,
+            }
+        )
+    return rows
+
+
+def main(store: str, *seeds: str) -> None:
+    """Train, measure, write ``frozen_or_retrained.csv`` and print the gain of rewards by estimator."""
+    folder = Path(store).resolve()
+    chosen = [int(seed) for seed in seeds] or list(SEEDS)
+    with ThreadPoolExecutor(2) as pool:
+        found = list(pool.map(lambda seed: measure_seed(folder, seed), chosen))
+    table = pd.DataFrame([row for rows in found for row in rows])
+    table.to_csv(folder / "frozen_or_retrained.csv", index=False)
+    for estimator, rows in table.groupby("estimator", sort=False):
+        for model in ("frozen", "new"):
+            gain = rows[f"{model} before"] - rows[f"{model} after"]
+            interval = stats.ttest_1samp(gain, 0).confidence_interval()
+            low, high = interval
+            print(f"{estimator}, {model} model: {gain.mean():+.4f} ({low:+.4f} to {high:+.4f}, n = {len(gain)})")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
