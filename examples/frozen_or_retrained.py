@@ -9,6 +9,8 @@ train the policy together with the model, after an imitation of 15%, against the
 lower loss in bits per byte, at the same boundary rate. Runs which STORE has are not trained again.
 """
 
+import json
+import shutil
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -46,10 +48,17 @@ ESTIMATORS = {
 }
 
 
+def is_complete(folder: Path) -> bool:
+    """Return whether a run has come to its end."""
+    status = folder / "run.json"
+    return status.is_file() and json.loads(status.read_text())["status"] == "COMPLETED"
+
+
 def train(store: Path, name: str, seed: int, options: list[str]) -> Path:
     """Train a run unless the store has it, and return its folder."""
     folder = store / name
-    if not (folder / "metrics.json").is_file():
+    if not is_complete(folder):
+        shutil.rmtree(folder, ignore_errors=True)
         command = [sys.executable, "-m", "tokenv", "train", "with", "small", f"seed={seed}"]
         shown = ["-F", str(store), "-i", name]
         subprocess.run([*command, *COMMON, *options, *shown], check=True, stdout=subprocess.DEVNULL)
@@ -64,9 +73,8 @@ def measure(folder: Path) -> tuple[float, float]:
     bias = calibrate(run.components, own, RATE)
     assert bias is not None
     plain = evaluate(run.components, held_out)
-    return evaluate(
-        run.components, held_out, EvalOptions(logit_bias=bias)
-    ).loss, plain.boundary_rate
+    shifted = evaluate(run.components, held_out, EvalOptions(logit_bias=bias))
+    return shifted.loss, plain.boundary_rate
 
 
 def measure_seed(store: Path, seed: int) -> list[dict[str, float | str]]:
