@@ -113,12 +113,9 @@ def test_a_validation_compares_boundaries_with_whitespace_and_on_request_with_bp
 
 
 def test_series_have_no_bpe_tokens():
-    config = replace(
-        text_config(bpe_vocabulary=300),
-        codec={"name": "series"},
-        data=DataConfig(kind="series", source="echoes", seq_len=64),
-    )
+    config = text_config(bpe_vocabulary=300)
+    data = DataConfig(kind="series", source="echoes", seq_len=64)
     with pytest.raises(
         ValueError, match=r"validation.bpe_vocabulary = 300: expected 0, for series"
     ):
-        build_references(config, corpus=None)
+        replace(config, codec={"name": "series"}, data=data)

@@ -413,16 +413,9 @@ def build_references(config: Config, corpus: Corpus) -> dict[str, BoundaryAgent]
     """Build the agents by name with whose boundaries a validation compares those of the policy.
 
     They are those which the kind of data names, and BPE's if ``validation.bpe_vocabulary`` asks for it.
-
-    Raises:
-        UserError: a BPE tokenizer is asked for, and the data are no text.
     """
     sections = [{"name": name} for name in config.data.options.references]
     vocabulary = config.validation.bpe_vocabulary
-    if vocabulary and not sections:
-        raise UserError(
-            f"validation.bpe_vocabulary = {vocabulary}: expected 0, for {config.data.kind} has no BPE tokens"
-        )
     if vocabulary:
         sections.append({"name": "bpe", "vocabulary_size": vocabulary})
     context = {

@@ -297,6 +297,11 @@ class Config:
             raise UserError(
                 "freeze_lm = True: expected init_from=RUN beside it, since this model is not trained"
             )
+        vocabulary = self.validation.bpe_vocabulary
+        if vocabulary and not self.data.options.references:
+            raise UserError(
+                f"validation.bpe_vocabulary = {vocabulary}: expected 0, for {self.data.kind} has no BPE tokens"
+            )
         codec = self.codec["name"]
         own_codec = self.data.options.codec
         for kind, other in all_kinds().items():

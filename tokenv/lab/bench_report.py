@@ -19,7 +19,7 @@ from tokenv.lab.config import BenchOptions
 from tokenv.lm.flops import matrix_parameters
 from tokenv.plotting.console import write_csv
 from tokenv.plotting.figures import save_png
-from tokenv.plotting.theme import LINES, MARKERS, format_number
+from tokenv.plotting.theme import LINES, MARKERS, format_short
 
 FIGURES = {
     "symbols_per_second": "bytes per second",
@@ -103,7 +103,7 @@ def scaling_table(rows: list[dict[str, Any]]) -> Table:
     names = [name for name in FIGURES if name in measured]
     table = Table(Column("size", no_wrap=True), *(FIGURES[name] for name in names), title="scaling")
     for row in rows:
-        cells = {name: format_number(row.get(name, math.nan)) for name in names}
+        cells = {name: format_short(row.get(name, math.nan)) for name in names}
         if "model_flops_utilisation" in row:
             cells["model_flops_utilisation"] = f"{row['model_flops_utilisation']:.1%}"
         table.add_row(f"{row['key']} {row['value']:,}", *cells.values())

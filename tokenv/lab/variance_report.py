@@ -18,7 +18,7 @@ from rich.table import Column, Table
 
 from tokenv.plotting.console import console, write_csv
 from tokenv.plotting.figures import save_png
-from tokenv.plotting.theme import LINES, MARKERS, format_number, with_error
+from tokenv.plotting.theme import LINES, MARKERS, format_short, with_error
 
 FIGURES = ("variance", "noise", "snr", "bias", "turn", "cosine", "scale")
 COLUMNS = ("bias", "turn", "cosine", "noise = 1/SNR²", "seconds", "FLOPs", "noise × FLOPs")
@@ -31,7 +31,7 @@ _READING = "Noise 1: one draw is as much noise as signal; the mean of n draws ha
 
 def _format_noise(noise: float, error: float) -> str:
     if math.isfinite(noise):
-        return f"{format_number(noise)} ± {format_number(error)}"
+        return f"{format_short(noise)} ± {format_short(error)}"
     return "no signal"
 
 
@@ -88,7 +88,7 @@ def variance_tables(result: Mapping[str, Any]) -> Iterator[Table]:
                 _format_noise(*policy_estimate(entry, label, "noise")),
                 f"{cost['seconds'] / base['seconds']:.2f}",
                 f"{cost['flops'] / base['flops']:.2f}",
-                format_number(relative[label]),
+                format_short(relative[label]),
             )
         yield table
 

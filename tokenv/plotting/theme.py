@@ -128,7 +128,7 @@ def in_words(unit: str) -> str:
     return unit.replace("_", " ")
 
 
-def format_number(value: float) -> str:
+def format_short(value: float) -> str:
     """Return a number with three digits, without exponent from 100 on; a dash if it is not finite."""
     if not math.isfinite(value):
         return "–"
