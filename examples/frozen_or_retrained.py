@@ -41,10 +41,22 @@ IMITATED = [
 ]
 REWARDS = ["loss.policy=10", "estimator.scaled=true"]
 FROZEN_MODEL = ["train.symbols=1_000_000", "freeze_lm=true", "agent.frozen=false"]
+RLOO = ["estimator.name=rloo", "estimator.reward_only=true"]
 ESTIMATORS = {
     "reinforce, gamma 0.9": ["estimator.name=reinforce", "estimator.gamma=0.9"],
-    "rloo, gamma 0.9": ["estimator.name=rloo", "estimator.reward_only=true", "estimator.gamma=0.9"],
-    "rloo, gamma 0.5": ["estimator.name=rloo", "estimator.reward_only=true", "estimator.gamma=0.5"],
+    "rloo, gamma 0.9": [*RLOO, "estimator.gamma=0.9"],
+    "rloo, gamma 0.5": [*RLOO, "estimator.gamma=0.5"],
+}
+# under the frozen model alone: is it the noise of the gradient which moves the policy away?
+SLOW = "train.learning_rate=0.0015"
+SLOW_ESTIMATORS = {
+    "reinforce, gamma 0.9, learning rate 0.0015": [*ESTIMATORS["reinforce, gamma 0.9"], SLOW],
+    "rloo, gamma 0.9, learning rate 0.0015": [*ESTIMATORS["rloo, gamma 0.9"], SLOW],
+    "rloo of 8, gamma 0.9, learning rate 0.0015": [
+        *ESTIMATORS["rloo, gamma 0.9"],
+        "estimator.num_samples=8",
+        SLOW,
+    ],
 }
 
 
@@ -77,40 +89,40 @@ def measure(folder: Path) -> tuple[float, float]:
     return shifted.loss, plain.boundary_rate
 
 
+def measure_frozen(
+    store: Path, seed: int, imitated: Path, estimator: str, options: list[str]
+) -> tuple[Path, dict[str, float | str]]:
+    """Train the policy of a run by rewards under its frozen model; return the run, and its rate and loss."""
+    name = f"{seed}-{estimator.replace(', ', '-').replace(' ', '-')}"
+    sources = [f"init_from={imitated}", f"agent.pretrained={imitated}"]
+    rewarded = train(store, name, seed, [*FROZEN_MODEL, *sources, *REWARDS, *options])
+    loss, rate = measure(rewarded)
+    row: dict[str, float | str] = {"seed": seed, "estimator": estimator}
+    return rewarded, row | {"rate after": rate, "frozen after": loss}
+
+
 def measure_seed(store: Path, seed: int) -> list[dict[str, float | str]]:
     """Train all runs of a seed, and return a row for each estimator."""
     imitated = train(store, f"{seed}-imitated", seed, [*MODEL, *IMITATED, "imitation.fraction=1.0"])
     before = train(store, f"{seed}-new", seed + 100, [*MODEL, f"agent.pretrained={imitated}"])
     loss, rate = measure(imitated)
     loss_new, _ = measure(before)
+    start = [*MODEL, *IMITATED, "imitation.fraction=0.15"]
     rows = []
     for estimator, options in ESTIMATORS.items():
-        name = f"{seed}-{estimator.replace(', ', '-').replace(' ', '-')}"
-        learning = [*REWARDS, *options]
-        sources = [f"init_from={imitated}", f"agent.pretrained={imitated}"]
-        rewarded = train(store, name, seed, [*FROZEN_MODEL, *sources, *learning])
-        after = train(store, f"{name}-new", seed + 100, [*MODEL, f"agent.pretrained={rewarded}"])
-        start = [*MODEL, *IMITATED, "imitation.fraction=0.15"]
-        together = train(store, f"{name}-together", seed, [*start, *learning])
-        loss_rewarded, rate_rewarded = measure(rewarded)
-        loss_after, _ = measure(after)
-        loss_together, rate_together = measure(together)
-        rows.append(
-            {
-                "seed": seed,
-                "estimator": estimator,
-                "rate before": rate,
-                "rate after": rate_rewarded,
-                "frozen before": loss,
-                "frozen after": loss_rewarded,
-                "new before": loss_new,
-                "new after": loss_after,
-                "together before": loss,
-                "together after": loss_together,
-                "rate together": rate_together,
-            }
-        )
-    return rows
+        rewarded, row = measure_frozen(store, seed, imitated, estimator, options)
+        new = [*MODEL, f"agent.pretrained={rewarded}"]
+        after = train(store, f"{rewarded.name}-new", seed + 100, new)
+        learning = [*start, *REWARDS, *options]
+        together = train(store, f"{rewarded.name}-together", seed, learning)
+        row["new after"], _ = measure(after)
+        row["together after"], row["rate together"] = measure(together)
+        rows.append(row)
+    for estimator, options in SLOW_ESTIMATORS.items():
+        _, row = measure_frozen(store, seed, imitated, estimator, options)
+        rows.append(row)
+    befores = {"frozen before": loss, "new before": loss_new, "together before": loss}
+    return [{**row, "rate before": rate, **befores} for row in rows]
 
 
 def main(store: str, *seeds: str) -> None:
@@ -123,7 +135,9 @@ def main(store: str, *seeds: str) -> None:
     table.to_csv(folder / "frozen_or_retrained.csv", index=False)
     for estimator, rows in table.groupby("estimator", sort=False):
         for model in ("frozen", "new", "together"):
-            gain = rows[f"{model} before"] - rows[f"{model} after"]
+            gain = (rows[f"{model} before"] - rows[f"{model} after"]).dropna()
+            if gain.empty:
+                continue
             test = stats.ttest_1samp(gain, 0)
             low, high = test.confidence_interval()
             print(
