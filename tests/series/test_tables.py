@@ -186,6 +186,12 @@ def test_days_and_months_of_local_time_go_on(frequency):
         assert [day.replace(tzinfo=None) for day in dates] == list(every[50:].tz_localize(None))
 
 
+@given(st.sampled_from(ZONES), st.integers(1, 7), st.integers(2, 20))
+def test_days_of_local_time_go_on_where_clocks_change_later(zone, days, known):
+    every = pd.date_range("2024-03-01", periods=60, freq=pd.DateOffset(days=days), tz=zone)
+    assert extend_dates(read_dates(every[:known]), 60 - known) == list(every[known:])
+
+
 @pytest.mark.parametrize(
     ("columns", "message"),
     [

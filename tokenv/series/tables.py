@@ -503,6 +503,9 @@ def _date_step(dates: Sequence[Any]) -> Any:
         even = np.allclose(np.diff(dates), mean, rtol=ROUNDED_STEP, atol=0.0)
         return mean if even else None
     if all(after - before == first for before, after in pairwise(dates)):
+        is_zoned = getattr(dates[0], "tzinfo", None) is not None
+        if is_zoned and first % timedelta(days=1) == timedelta(0):
+            return pd.DateOffset(days=first.days)  # a day after clocks change is no 24 hours
         return first
     if isinstance(first, int) or len(dates) < 3:
         return None
