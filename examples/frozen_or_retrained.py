@@ -52,11 +52,6 @@ SLOW = "train.learning_rate=0.0015"
 SLOW_ESTIMATORS = {
     "reinforce, gamma 0.9, learning rate 0.0015": [*ESTIMATORS["reinforce, gamma 0.9"], SLOW],
     "rloo, gamma 0.9, learning rate 0.0015": [*ESTIMATORS["rloo, gamma 0.9"], SLOW],
-    "rloo of 8, gamma 0.9, learning rate 0.0015": [
-        *ESTIMATORS["rloo, gamma 0.9"],
-        "estimator.num_samples=8",
-        SLOW,
-    ],
 }
 
 
