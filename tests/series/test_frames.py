@@ -238,7 +238,7 @@ def scored(margin_of, windows=40, steps=1, generator=1):
 @pytest.mark.parametrize(("lower", "upper"), [("q0.1", "q0.9"), ("mean", "mean")])
 def test_conformal_intervals_cover_exactly_the_rank_of_their_scores(level, lower, upper):
     table = scored({"a": 0.1, "b": 3.0}, steps=3)
-    intervals = tokenv.conformal_intervals(table, table, level=[level], lower=lower, upper=upper)
+    intervals = tokenv.conformal_intervals(table, table, level=level, lower=lower, upper=upper)
     inside = table["y"].between(
         intervals[f"mean-lo-{level}"] - 1e-9, intervals[f"mean-hi-{level}"] + 1e-9
     )

@@ -222,7 +222,7 @@ def conformal_intervals(
     forecast: pd.DataFrame,
     calibration: pd.DataFrame,
     *,
-    level: Sequence[float] = (80,),
+    level: float | Sequence[float] = 80,
     lower: str = "mean",
     upper: str = "mean",
 ) -> pd.DataFrame:
@@ -241,7 +241,7 @@ def conformal_intervals(
             ``cutoff`` if a series has several windows.
         calibration: earlier forecasts of the same series with the same columns, ``cutoff`` and the truth, ``y``, such
             as ``SeriesModel.cross_validate`` returns. Rows without truth are ignored.
-        level: coverages in percent, in (0, 100).
+        level: coverage in percent, in (0, 100), or several.
         lower: column of the lower bound.
         upper: column of the upper bound; the same as ``lower`` for point forecasts.
 
@@ -252,7 +252,8 @@ def conformal_intervals(
     Raises:
         UserError: a column is missing, or a series has too few known windows at a step for a level.
     """
-    if not level or not all(0 < each < 100 for each in level):
+    levels = np.atleast_1d(level)
+    if not len(levels) or not all(0 < each < 100 for each in levels):
         raise UserError(
             f"level = {level}: expected coverages in percent, above 0 and below 100, such as [80, 95]"
         )
@@ -272,7 +273,7 @@ def conformal_intervals(
     places = list(zip(forecast[IDENTIFIER], step, strict=True))
     result = forecast.copy()
     no_score = np.zeros(0)
-    for each in level:
+    for each in levels:
         margin = {place: _margin(place, scores.get(place, no_score), each) for place in set(places)}
         width = np.maximum([margin[place] for place in places], -half)
         result[f"{model}-lo-{each:g}"] = forecast[lower] - width
