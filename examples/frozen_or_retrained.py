@@ -9,7 +9,6 @@ train the policy together with the model, after an imitation of 15%, against the
 lower loss in bits per byte, at the same boundary rate. Runs which STORE has are not trained again.
 """
 
-import json
 import shutil
 import subprocess
 import sys
@@ -19,6 +18,8 @@ from pathlib import Path
 import pandas as pd
 from scipy import stats
 
+from tokenv.compare.store import read_run
+from tokenv.core.sequences import SequenceBatch
 from tokenv.data.corpus import load_corpus
 from tokenv.evaluation.calibration import calibrate, split_for_calibration
 from tokenv.evaluation.evaluator import EvalOptions, evaluate
@@ -55,16 +56,11 @@ SLOW_ESTIMATORS = {
 }
 
 
-def is_complete(folder: Path) -> bool:
-    """Return whether a run has come to its end."""
-    status = folder / "run.json"
-    return status.is_file() and json.loads(status.read_text())["status"] == "COMPLETED"
-
-
 def train(store: Path, name: str, seed: int, options: list[str]) -> Path:
     """Train a run unless the store has it, and return its folder."""
     folder = store / name
-    if not is_complete(folder):
+    stored = read_run(folder)
+    if stored is None or not stored.finished:
         shutil.rmtree(folder, ignore_errors=True)
         command = [sys.executable, "-m", "tokenv", "train", "with", "small", f"seed={seed}"]
         shown = ["-F", str(store), "-i", name]
@@ -72,52 +68,59 @@ def train(store: Path, name: str, seed: int, options: list[str]) -> Path:
     return folder
 
 
-def measure(folder: Path) -> tuple[float, float]:
-    """Return the held-out loss at the rate, and the boundary rate before the logits were shifted to it."""
-    run = load_run(str(folder), "latest")
-    corpus = load_corpus(run.config.data)
-    held_out, own = split_for_calibration(corpus, run.config.validation.sequences)
-    bias = calibrate(run.components, own, RATE)
-    assert bias is not None
-    plain = evaluate(run.components, held_out)
-    shifted = evaluate(run.components, held_out, EvalOptions(logit_bias=bias))
-    return shifted.loss, plain.boundary_rate
-
-
-def measure_frozen(
-    store: Path, seed: int, imitated: Path, estimator: str, options: list[str]
-) -> tuple[Path, dict[str, float | str]]:
-    """Train the policy of a run by rewards under its frozen model; return the run, and its rate and loss."""
+def train_frozen(store: Path, seed: int, imitated: Path, estimator: str) -> Path:
+    """Train the policy of a run by rewards while its model is frozen, and return the folder."""
     name = f"{seed}-{estimator.replace(', ', '-').replace(' ', '-')}"
     sources = [f"init_from={imitated}", f"agent.pretrained={imitated}"]
-    rewarded = train(store, name, seed, [*FROZEN_MODEL, *sources, *REWARDS, *options])
-    loss, rate = measure(rewarded)
-    row: dict[str, float | str] = {"seed": seed, "estimator": estimator}
-    return rewarded, row | {"rate after": rate, "frozen after": loss}
+    options = (ESTIMATORS | SLOW_ESTIMATORS)[estimator]
+    return train(store, name, seed, [*FROZEN_MODEL, *sources, *REWARDS, *options])
+
+
+def held_out_batches(folder: Path) -> tuple[SequenceBatch, SequenceBatch]:
+    """Return the sequences to evaluate and to calibrate on, which are the same for all runs."""
+    config = load_run(str(folder), "latest").config
+    return split_for_calibration(load_corpus(config.data), config.validation.sequences)
+
+
+def measure(folder: Path, batches: tuple[SequenceBatch, SequenceBatch]) -> tuple[float, float]:
+    """Return the held-out loss at the rate, and the boundary rate before the logits were shifted to it."""
+    run = load_run(str(folder), "latest")
+    held_out, own = batches
+    bias = calibrate(run.components, own, RATE)
+    assert bias is not None
+    assert run.state.validation is not None
+    shifted = evaluate(run.components, held_out, EvalOptions(logit_bias=bias))
+    return shifted.loss, run.state.validation.boundary_rate
 
 
 def measure_seed(store: Path, seed: int) -> list[dict[str, float | str]]:
     """Train all runs of a seed, and return a row for each estimator."""
     imitated = train(store, f"{seed}-imitated", seed, [*MODEL, *IMITATED, "imitation.fraction=1.0"])
     before = train(store, f"{seed}-new", seed + 100, [*MODEL, f"agent.pretrained={imitated}"])
-    loss, rate = measure(imitated)
-    loss_new, _ = measure(before)
+    batches = held_out_batches(imitated)
+    loss, rate = measure(imitated, batches)
+    loss_new, _ = measure(before, batches)
+    befores = {
+        "rate before": rate,
+        "frozen before": loss,
+        "new before": loss_new,
+        "together before": loss,
+    }
     start = [*MODEL, *IMITATED, "imitation.fraction=0.15"]
     rows = []
-    for estimator, options in ESTIMATORS.items():
-        rewarded, row = measure_frozen(store, seed, imitated, estimator, options)
-        new = [*MODEL, f"agent.pretrained={rewarded}"]
-        after = train(store, f"{rewarded.name}-new", seed + 100, new)
-        learning = [*start, *REWARDS, *options]
-        together = train(store, f"{rewarded.name}-together", seed, learning)
-        row["new after"], _ = measure(after)
-        row["together after"], row["rate together"] = measure(together)
+    for estimator in ESTIMATORS | SLOW_ESTIMATORS:
+        row: dict[str, float | str] = {"seed": seed, "estimator": estimator, **befores}
+        rewarded = train_frozen(store, seed, imitated, estimator)
+        row["frozen after"], row["rate after"] = measure(rewarded, batches)
+        if estimator in ESTIMATORS:
+            new = [*MODEL, f"agent.pretrained={rewarded}"]
+            after = train(store, f"{rewarded.name}-new", seed + 100, new)
+            learning = [*start, *REWARDS, *ESTIMATORS[estimator]]
+            together = train(store, f"{rewarded.name}-together", seed, learning)
+            row["new after"], _ = measure(after, batches)
+            row["together after"], row["rate together"] = measure(together, batches)
         rows.append(row)
-    for estimator, options in SLOW_ESTIMATORS.items():
-        _, row = measure_frozen(store, seed, imitated, estimator, options)
-        rows.append(row)
-    befores = {"frozen before": loss, "new before": loss_new, "together before": loss}
-    return [{**row, "rate before": rate, **befores} for row in rows]
+    return rows
 
 
 def main(store: str, *seeds: str) -> None:

@@ -9,17 +9,24 @@ from pathlib import Path
 import pandas as pd
 from scipy import stats
 
+from tokenv.plotting.theme import with_error
+
 FOLDER = Path(__file__).parent
 PAGE = FOLDER.parent / "results.md"
 REFERENCE = "learned, whitespace first"
 NO_TOKENS = 0.01  # boundaries per byte of a transformer, whose one token is the first byte
 
 
+def row_name(method: str) -> str:
+    """Return the name of a method's row, in bold for the reference."""
+    if method == REFERENCE:
+        return f"**{method}**"
+    return method
+
+
 def mean_and_error(value: pd.Series) -> str:
-    """Return the mean over seeds and its standard error."""
-    if len(value) == 1:
-        return f"{value.mean():.4f}"
-    return f"{value.mean():.4f} ± {value.sem():.4f}"
+    """Return the mean over seeds and its standard error, which one seed has not."""
+    return with_error(value.mean(), value.sem())
 
 
 def paired_difference(method: pd.Series, reference: pd.Series) -> str:
@@ -42,15 +49,14 @@ def compare_methods(runs: pd.DataFrame) -> list[str]:
     lines.append("|---|---|---|---|---|")
     for method in by_seed.mean().sort_values().index:
         loss = by_seed[method].dropna()
-        name = method
         difference = paired_difference(loss, by_seed[REFERENCE])
         if method == REFERENCE:
-            name = f"**{method}**"
             difference = "reference"
         rate = f"{rates[method]:.3f}"
         if rates[method] < NO_TOKENS:
             rate = "–"
-        lines.append(f"| {name} | {len(loss)} | {mean_and_error(loss)} | {rate} | {difference} |")
+        cells = [row_name(method), str(len(loss)), mean_and_error(loss), rate, difference]
+        lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
@@ -60,17 +66,14 @@ def compare_budgets(runs: pd.DataFrame) -> list[str]:
     means = runs.pivot_table(index="method", columns="budget", values="bits_per_byte")
     lines = [f"| | {' | '.join(budgets)} |", f"|{'---|' * (len(budgets) + 1)}"]
     for method in means.sort_values(budgets).index:
-        cells = []
+        cells = [row_name(method)]
         for budget in budgets:
             loss = runs[(runs["method"] == method) & (runs["budget"] == budget)]["bits_per_byte"]
             cell = ""
             if len(loss):
                 cell = f"{mean_and_error(loss)} ({len(loss)})"
             cells.append(cell)
-        name = method
-        if method == REFERENCE:
-            name = f"**{method}**"
-        lines.append(f"| {name} | {' | '.join(cells)} |")
+        lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
