@@ -20,12 +20,13 @@ def main(
     model = tokenv.SeriesModel.from_pretrained(run)
     date = model.config.data.options.date
     frame = pd.read_csv(table, parse_dates=[date] if date else None)
-    known = model.cross_validate(frame, model.lm.codec.horizon or 24, windows)
+    horizon = model.lm.codec.horizon or 24
+    known = model.cross_validation(frame, horizon, windows, quantiles=[0.1, 0.9])
     late = known.groupby(["unique_id", "cutoff"]).ngroup() % windows >= windows // 2
     scored = tokenv.conformal_intervals(known[late], known[~late], level=[level])
-    inside = scored["y"].between(scored[f"mean-lo-{level}"], scored[f"mean-hi-{level}"])
+    inside = scored["y"].between(scored[f"tokenv-lo-{level}"], scored[f"tokenv-hi-{level}"])
     step = scored.groupby(["unique_id", "cutoff"]).cumcount().rename("step") + 1
-    future = model.forecast(frame, model.lm.codec.horizon or 24)
+    future = model.forecast(frame, horizon)
     return (
         scored,
         inside.groupby(step).mean(),
@@ -35,7 +36,7 @@ def main(
 
 if __name__ == "__main__":
     scored, coverage, future = main(*sys.argv[1:3], *map(int, sys.argv[3:]))
-    quantiles = scored["y"].between(scored["q0.1"], scored["q0.9"])
+    quantiles = scored["y"].between(scored["tokenv-q-10"], scored["tokenv-q-90"])
     print(
         f"the model's own quantiles cover {quantiles.mean():.1%}, conformal intervals {coverage.mean():.1%}"
     )

@@ -123,7 +123,7 @@ def test_a_table_is_forecast_with_intervals(tmp_path):
     assert len(scored) == 2 * 6 * 6
     assert 0.6 < coverage.mean() <= 1
     assert future["ds"].min() == dates[-1] + pd.Timedelta(hours=1)
-    assert (future["mean-lo-80"] <= future["mean-hi-80"]).all()
+    assert (future["tokenv-lo-80"] <= future["tokenv-hi-80"]).all()
 
 
 @pytest.mark.parametrize(

@@ -178,9 +178,7 @@ def test_forecasts_equal_those_on_the_cpu(
         components = build_components(config)
         components.train(False)
         loaded = LoadedRun(components, config, Path(), RunState({}, "bits"))
-        forecasts.append(
-            SeriesModel(loaded).forecast(frame, 6, quantiles=(0.1, 0.9), samples=5, direct=direct)
-        )
+        forecasts.append(SeriesModel(loaded).forecast(frame, 6, level=80, samples=5, direct=direct))
     pd.testing.assert_frame_equal(*forecasts, rtol=1e-4, atol=1e-5)
 
 

@@ -62,34 +62,34 @@ def model(tmp_path_factory):
 
 
 def test_a_model_which_knows_the_plan_forecasts_better_than_any_without_it(model):
-    windows = model.cross_validate(demand(300, 5), HORIZON, windows=40)
+    windows = model.cross_validation(demand(300, 5), HORIZON, n_windows=40)
     # The plan, drawn anew at every step, explains 3.0; the wind 1.0 of the first step.
-    assert (windows["mean"] - windows["y"]).std(ddof=0) < 1.3
+    assert (windows["tokenv"] - windows["y"]).std(ddof=0) < 1.3
 
 
 def test_rows_of_the_future_come_in_their_own_frame_or_at_the_end(model):
     full = [demand(80, 5), demand(50, 6, "b")]
     past = pd.concat([frame[:-HORIZON] for frame in full])
     future = pd.concat([frame[-HORIZON:] for frame in full])[["unique_id", "ds", "plan"]]
-    forecasts = model.forecast(past, HORIZON, future=future)
+    forecasts = model.forecast(past, HORIZON, X_df=future)
     assert forecasts["ds"].tolist() == future["ds"].tolist()
     pd.testing.assert_frame_equal(forecasts, model.forecast(pd.concat([past, future]), HORIZON))
-    other = model.forecast(past, HORIZON, future=future.assign(plan=20 - future["plan"]))
+    other = model.forecast(past, HORIZON, X_df=future.assign(plan=20 - future["plan"]))
     turned = -np.sign(future["plan"] - 10).to_numpy()
-    assert (turned * (other["mean"] - forecasts["mean"]) > 0).mean() > 0.7
-    assert (other["mean"] - forecasts["mean"]).abs().mean() > 2
-    known = model.cross_validate(full[0], HORIZON, windows=1)
-    np.testing.assert_allclose(known["mean"], forecasts["mean"][:HORIZON], rtol=1e-5)
+    assert (turned * (other["tokenv"] - forecasts["tokenv"]) > 0).mean() > 0.7
+    assert (other["tokenv"] - forecasts["tokenv"]).abs().mean() > 2
+    known = model.cross_validation(full[0], HORIZON, n_windows=1)
+    np.testing.assert_allclose(known["tokenv"], forecasts["tokenv"][:HORIZON], rtol=1e-5)
 
 
 def test_past_covariates_of_the_future_are_not_read(model):
     frame = demand(60)
     changed = frame.copy()
     changed.loc[57:, "wind"] = 99.0
-    mean, other = (model.cross_validate(each, HORIZON)["mean"] for each in (frame, changed))
+    mean, other = (model.cross_validation(each, HORIZON)["tokenv"] for each in (frame, changed))
     pd.testing.assert_series_equal(mean, other)
     changed.loc[56, "wind"] = 99.0
-    assert (model.cross_validate(changed, HORIZON)["mean"] != mean).any()
+    assert (model.cross_validation(changed, HORIZON)["tokenv"] != mean).any()
 
 
 def test_the_plan_is_standardised_as_in_training(model):
@@ -189,9 +189,9 @@ def test_what_is_missing_is_named(model, tmp_path):
     ):
         model.forecast(frame, HORIZON)
     with pytest.raises(
-        UserError, match=r"future has the columns ds: expected those of .* \['plan'\]"
+        UserError, match=r"X_df has the columns ds: expected those of .* \['plan'\]"
     ):
-        model.forecast(frame, HORIZON, future=frame[["ds"]])
+        model.forecast(frame, HORIZON, X_df=frame[["ds"]])
     with pytest.raises(
         UserError, match=r"no column .wind., which data\.options\.past_covariates names"
     ):

@@ -43,29 +43,34 @@ def long(**lengths):
 
 def test_many_series_of_different_length_are_continued(model):
     frame = long(b=60, a=20, c=45)
-    forecasts = model.forecast(frame, horizon=5, quantiles=[0.05, 0.5, 0.95])
-    assert list(forecasts.columns) == ["unique_id", "ds", "mean", "q0.05", "q0.5", "q0.95"]
+    forecasts = model.forecast(frame, h=5, level=90, quantiles=[0.5])
+    assert list(forecasts.columns) == [
+        "unique_id",
+        "ds",
+        "tokenv",
+        "tokenv-lo-90",
+        "tokenv-q-50",
+        "tokenv-hi-90",
+    ]
     assert forecasts["unique_id"].tolist() == [name for name in "bac" for _ in range(5)]
     assert forecasts["ds"].tolist() == [
         day
         for length in (60, 20, 45)
         for day in pd.date_range("2024-01-30", periods=length + 5, freq="D")[length:]
     ]
-    assert (forecasts["q0.05"] < forecasts["q0.5"]).all()
-    assert (forecasts["q0.5"] < forecasts["q0.95"]).all()
-    alone = model.forecast(frame[frame["unique_id"] == "a"], horizon=5, quantiles=[0.5])
+    assert (forecasts["tokenv-lo-90"] < forecasts["tokenv-q-50"]).all()
+    assert (forecasts["tokenv-q-50"] < forecasts["tokenv-hi-90"]).all()
+    alone = model.forecast(frame[frame["unique_id"] == "a"], h=5, quantiles=[0.5])
     assert alone.shape == (5, 4)
-    pd.testing.assert_frame_equal(
-        forecasts, model.forecast(frame, horizon=5, quantiles=[0.05, 0.5, 0.95])
-    )
+    pd.testing.assert_frame_equal(forecasts, model.forecast(frame, h=5, level=90, quantiles=[0.5]))
 
 
 def test_wide_frames_and_those_without_dates(model):
     wide = long(b=60, a=60).pivot(index="ds", columns="unique_id", values="y")
-    forecasts = model.forecast(wide, horizon=4, samples=8, direct=False)
+    forecasts = model.forecast(wide, h=4, level=[80], samples=8, direct=False)
     assert forecasts["unique_id"].tolist() == ["a"] * 4 + ["b"] * 4
     assert forecasts["ds"].iloc[0] == wide.index[-1] + pd.Timedelta(days=1)
-    assert np.isfinite(forecasts[["mean", "q0.1", "q0.5", "q0.9"]].to_numpy()).all()
+    assert np.isfinite(forecasts[["tokenv", "tokenv-lo-80", "tokenv-hi-80"]].to_numpy()).all()
 
 
 @given(
@@ -81,7 +86,7 @@ def test_rows_in_any_order_and_names_of_any_type(model, order, kind):
         .astype({"unique_id": kind})
     )
     shuffled = frame.iloc[order]
-    for method, options in ((model.forecast, {}), (model.cross_validate, {"windows": 2})):
+    for method, options in ((model.forecast, {}), (model.cross_validation, {"n_windows": 2})):
         expected = method(frame, 5, samples=4, **options)
         actual = method(shuffled, 5, samples=4, **options)
         assert actual["unique_id"].dtype == expected["unique_id"].dtype == frame["unique_id"].dtype
@@ -107,6 +112,69 @@ def test_names_and_dates_may_be_an_index(model):
         pd.testing.assert_frame_equal(model.forecast(named.reset_index(), 5), expected)
 
 
+def test_columns_may_have_other_names(model):
+    frame = long(b=70, a=60)
+    given = {"id_col": "shop", "time_col": "day", "target_col": "sales"}
+    back = {"unique_id": "shop", "ds": "day", "y": "sales"}
+    renamed = frame.rename(columns=back)
+    for method, options in (
+        (model.forecast, {"level": [80]}),
+        (model.cross_validation, {"n_windows": 12, "level": 80}),
+        (model.simulate, {"n_paths": 3}),
+    ):
+        expected = method(frame, 4, **options)
+        actual = method(renamed, 4, **options, **given)
+        pd.testing.assert_frame_equal(actual, expected.rename(columns=back))
+        indexed = method(renamed.set_index(["shop", "day"]), 4, **options, **given)
+        pd.testing.assert_frame_equal(indexed, actual)
+    known = model.cross_validation(renamed, 4, 12, **given)
+    intervals = tokenv.conformal_intervals(known, known, **given)
+    expected = tokenv.conformal_intervals(
+        *[known.rename(columns={name: standard for standard, name in back.items()})] * 2
+    )
+    pd.testing.assert_frame_equal(intervals, expected.rename(columns=back))
+
+
+def test_levels_are_quantiles(model):
+    forecasts = model.forecast(long(a=60), 4, level=[80, 50], quantiles=[0.1, 0.25, 0.75, 0.9])
+    for level, low, high in ((80, 10, 90), (50, 25, 75)):
+        assert (forecasts[f"tokenv-lo-{level}"] == forecasts[f"tokenv-q-{low}"]).all()
+        assert (forecasts[f"tokenv-hi-{level}"] == forecasts[f"tokenv-q-{high}"]).all()
+
+
+def test_paths_have_the_mean_and_the_quantiles_of_the_forecast(model):
+    frame = long(b=60, a=50).assign(unique_id=[2] * 60 + [1] * 50)
+    paths = model.simulate(frame, 8, n_paths=40, seed=3)
+    expected = model.forecast(frame, 8, quantiles=[0.3], samples=40, seed=3)
+    assert list(paths.columns) == ["unique_id", "ds", "sample_id", "tokenv"]
+    assert paths["unique_id"].tolist() == [2] * 320 + [1] * 320
+    assert paths["sample_id"].tolist() == [number for number in range(40) for _ in range(8)] * 2
+    by_step = paths.groupby(["unique_id", "ds"], sort=False)["tokenv"]
+    np.testing.assert_allclose(by_step.mean(), expected["tokenv"])
+    quantile = by_step.agg(lambda values: np.quantile(values, 0.3, method="weibull"))
+    np.testing.assert_allclose(quantile, expected["tokenv-q-30"])
+
+
+def test_a_frequency_may_be_given(model):
+    """Five days from Monday to Friday go on with Monday only if the frequency says so; a calendar of one's own, too."""
+    week = pd.bdate_range("2024-03-04", periods=15)[-5:]
+    frame = long(a=5).assign(ds=week)
+    assert model.forecast(frame, 4)["ds"].iloc[0] == pd.Timestamp("2024-03-23")
+    assert model.forecast(frame, 4, freq="B")["ds"].tolist() == list(
+        pd.bdate_range("2024-03-25", periods=4)
+    )
+    holiday = pd.offsets.CustomBusinessDay(holidays=["2024-03-25"])
+    assert model.forecast(frame, 4, freq=holiday)["ds"].iloc[0] == pd.Timestamp("2024-03-26")
+    assert model.simulate(frame, 4, freq=holiday)["ds"].iloc[0] == pd.Timestamp("2024-03-26")
+    numbered = long(a=9).assign(ds=range(0, 18, 2))
+    assert model.forecast(numbered, 4, freq=2)["ds"].tolist() == [18, 20, 22, 24]
+    whole = long(a=60).assign(ds=pd.bdate_range("2024-03-04", periods=60))
+    holidays = whole.drop(index=[7, 31])
+    pd.testing.assert_frame_equal(
+        model.forecast(holidays, 4, freq="B"), model.forecast(holidays, 4)
+    )
+
+
 def test_mistakes_are_reported(model):
     frame = long(a=40, b=40)
     wide = frame.pivot(index="ds", columns="unique_id", values="y").reset_index()
@@ -125,9 +193,9 @@ def test_mistakes_are_reported(model):
             {},
             "frame row 1: the date .* is that of the row before",
         ),
-        ({"a": [1]}, {}, "frame is a dict: expected a pandas.DataFrame"),
-        (frame["y"], {}, "frame is a Series: expected a pandas.DataFrame"),
-        (frame, {"future": [1]}, "future is a list: expected a pandas.DataFrame"),
+        ({"a": [1]}, {}, "df is a dict: expected a pandas.DataFrame"),
+        (frame["y"], {}, "df is a Series: expected a pandas.DataFrame"),
+        (frame, {"X_df": [1]}, "X_df is a list: expected a pandas.DataFrame"),
         (long(a=40, b=3), {}, "b has 3 rows: expected more than the data.options.context = 4"),
         (frame.assign(y=np.nan), {}, "series 'a' holds no value"),
         (frame.assign(y="x"), {}, "frame row 0, series 'a', column 'y': 'x' is no number"),
@@ -135,24 +203,32 @@ def test_mistakes_are_reported(model):
         (frame.assign(ds=pd.NaT), {}, "column 'ds': None is no date"),
         (
             frame,
-            {"horizon": 7, "direct": True},
+            {"h": 7, "direct": True},
             r"direct head reaches 6 steps: train one with codec\.horizon=7",
         ),
-        (frame, {"horizon": 28}, "horizon = 28: expected 1 to 27"),
-        (frame, {"quantiles": [0.9, 0.1]}, "quantiles = "),
+        (frame, {"h": 28}, "horizon = 28: expected 1 to 27"),
+        (frame, {"quantiles": [0.9, 1.0]}, "quantiles = "),
         (
             frame,
             {"samples": 0, "direct": False},
             "samples = 0: expected a whole number of at least 2",
         ),
-        (frame, {"horizon": 8, "samples": 1}, "samples = 1: expected a whole number of at least 2"),
+        (frame, {"h": 8, "samples": 1}, "samples = 1: expected a whole number of at least 2"),
         (frame.iloc[:0], {}, "frame has no row"),
+        (frame, {"level": 100}, "level = 100: expected coverages in percent"),
+        (
+            frame,
+            {"id_col": "shop"},
+            "df has no column 'shop' but unique_id, ds, y: expected .* id_col",
+        ),
+        (frame, {"freq": "fortnight"}, "freq = 'fortnight': expected a frequency of pandas"),
+        (frame, {"freq": "h"}, "is not 2024-01-30 01:00:00, one step of freq = 'h' after that of"),
     ]
     for each, options, message in cases:
         with pytest.raises(UserError, match=message):
-            model.forecast(each, **{"horizon": 5} | options)
-    with pytest.raises(UserError, match="frame is a dict: expected"):
-        model.cross_validate({"a": [1]}, 5)
+            model.forecast(each, **{"h": 5} | options)
+    with pytest.raises(UserError, match="df is a dict: expected"):
+        model.cross_validation({"a": [1]}, 5)
     with pytest.raises(UserError, match="expected a model of text"):
         model.tokens("x")
 
@@ -161,8 +237,16 @@ def test_mistakes_are_reported(model):
 def test_a_window_is_forecast_as_a_frame_which_ends_at_its_cutoff(model, direct):
     frame = long(b=70, a=52)
     options = {"quantiles": [0.1, 0.9], "samples": 6, "direct": direct}
-    windows = model.cross_validate(frame, 5, **options)
-    assert list(windows.columns) == ["unique_id", "ds", "cutoff", "y", "mean", "q0.1", "q0.9"]
+    windows = model.cross_validation(frame, 5, **options)
+    assert list(windows.columns) == [
+        "unique_id",
+        "ds",
+        "cutoff",
+        "y",
+        "tokenv",
+        "tokenv-q-10",
+        "tokenv-q-90",
+    ]
     history = pd.concat([each[:-5] for _, each in frame.groupby("unique_id", sort=False)])
     pd.testing.assert_frame_equal(
         windows.drop(columns=["cutoff", "y"]), model.forecast(history, 5, **options)
@@ -173,7 +257,7 @@ def test_a_window_is_forecast_as_a_frame_which_ends_at_its_cutoff(model, direct)
 
 def test_windows_hold_the_truth_in_the_order_of_series_and_cutoffs(model):
     frame = long(b=70, a=52)
-    forecasts = model.cross_validate(frame, 5, windows=3, step=4)
+    forecasts = model.cross_validation(frame, 5, n_windows=3, step_size=4)
     assert forecasts["unique_id"].tolist() == ["b"] * 15 + ["a"] * 15
     assert forecasts.groupby("unique_id")["cutoff"].is_monotonic_increasing.all()
     both = forecasts.merge(frame, on=["unique_id", "ds"], suffixes=("", " given"))
@@ -184,7 +268,7 @@ def test_windows_hold_the_truth_in_the_order_of_series_and_cutoffs(model):
 def test_values_after_a_cutoff_are_not_read(model):
     frame = long(a=60)
     changed = frame.assign(y=frame["y"].where(frame.index < 48, 1e3))
-    one, other = (model.cross_validate(each, 6, windows=2) for each in (frame, changed))
+    one, other = (model.cross_validation(each, 6, n_windows=2) for each in (frame, changed))
     pd.testing.assert_frame_equal(one.drop(columns="y")[:6], other.drop(columns="y")[:6])
 
 
@@ -193,7 +277,7 @@ def test_windows_without_dates_have_numbers_of_rows(model):
     options = replace(model.config.data.options, date=None)
     undated = replace(model.config, data=replace(model.config.data, options=options))
     undated_model = tokenv.SeriesModel(replace(model._trained, config=undated))
-    forecasts = undated_model.cross_validate(wide, 4, windows=2, quantiles=(0.1, 0.9), samples=5)
+    forecasts = undated_model.cross_validation(wide, 4, n_windows=2, level=80, samples=5)
     assert forecasts["unique_id"].tolist() == ["a"] * 8 + ["b"] * 8
     assert forecasts["y"].tolist()[:8] == forecasts["ds"].tolist()[:8] == list(range(52, 60))
     assert forecasts["cutoff"].tolist()[:8] == [51] * 4 + [55] * 4
@@ -202,15 +286,15 @@ def test_windows_without_dates_have_numbers_of_rows(model):
 def test_windows_that_do_not_fit_are_refused(model):
     frame = long(a=40)
     for options, message in (
-        ({"windows": 0}, "windows = 0: expected a whole number of at least 1"),
-        ({"windows": 2, "step": 0}, "step = 0: expected a whole number of at least 1"),
+        ({"n_windows": 0}, "n_windows = 0: expected a whole number of at least 1"),
+        ({"n_windows": 2, "step_size": 0}, "step_size = 0: expected a whole number of at least 1"),
         (
-            {"windows": 8},
+            {"n_windows": 8},
             "a has 40 rows: expected more than .* besides the 40 of 8 windows.*choose fewer windows",
         ),
     ):
         with pytest.raises(UserError, match=message):
-            model.cross_validate(frame, 5, **options)
+            model.cross_validation(frame, 5, **options)
 
 
 def scored(margin_of, windows=40, steps=1, generator=1):
@@ -223,9 +307,9 @@ def scored(margin_of, windows=40, steps=1, generator=1):
                 "unique_id": name,
                 "ds": cutoff * steps + ds,
                 "cutoff": cutoff * steps - 1,
-                "mean": 0.0,
-                "q0.1": -1.0,
-                "q0.9": 1.0,
+                "tokenv": 0.0,
+                "tokenv-q-10": -1.0,
+                "tokenv-q-90": 1.0,
                 "y": margin * (1 + ds) * generator.normal(size=windows * steps),
             }
         )
@@ -235,15 +319,15 @@ def scored(margin_of, windows=40, steps=1, generator=1):
 
 
 @pytest.mark.parametrize("level", [50, 80, 95])
-@pytest.mark.parametrize(("lower", "upper"), [("q0.1", "q0.9"), ("mean", "mean")])
+@pytest.mark.parametrize(("lower", "upper"), [("tokenv-q-10", "tokenv-q-90"), ("tokenv", "tokenv")])
 def test_conformal_intervals_cover_exactly_the_rank_of_their_scores(level, lower, upper):
     table = scored({"a": 0.1, "b": 3.0}, steps=3)
     intervals = tokenv.conformal_intervals(table, table, level=level, lower=lower, upper=upper)
     inside = table["y"].between(
-        intervals[f"mean-lo-{level}"] - 1e-9, intervals[f"mean-hi-{level}"] + 1e-9
+        intervals[f"tokenv-lo-{level}"] - 1e-9, intervals[f"tokenv-hi-{level}"] + 1e-9
     )
     rank = int(np.ceil(41 * level / 100))
-    assert (intervals[f"mean-lo-{level}"] <= intervals[f"mean-hi-{level}"]).all()
+    assert (intervals[f"tokenv-lo-{level}"] <= intervals[f"tokenv-hi-{level}"]).all()
     step = table["ds"] - table["cutoff"]
     for (name, _), share in inside.groupby([table["unique_id"], step]).sum().items():
         # a's interval would have shrunk below its middle
@@ -263,7 +347,7 @@ def test_conformal_coverage_is_the_level_at_every_step():
         draw = scored({"a": 1.0}, n + 20, 4, generator)
         future = tokenv.conformal_intervals(draw[rows:], draw[:rows], level=[60, 80])
         for level in (60, 80):
-            held = future["y"].between(future[f"mean-lo-{level}"], future[f"mean-hi-{level}"])
+            held = future["y"].between(future[f"tokenv-lo-{level}"], future[f"tokenv-hi-{level}"])
             inside.append(held.groupby(future["ds"] - future["cutoff"]).mean().to_list())
     assert np.mean(inside[::2], 0) == pytest.approx([0.6] * 4, abs=0.03)
     assert np.mean(inside[1::2], 0) == pytest.approx([0.8] * 4, abs=0.03)
@@ -280,16 +364,16 @@ def test_rows_of_windows_may_have_any_order_and_any_index():
 
 def test_a_library_scores_frames_as_they_are(model):
     """Check against utilsforecast: squared errors of the mean, and the share of values inside conformal intervals."""
-    known = model.cross_validate(long(a=120, b=90), 5, windows=12)
+    known = model.cross_validation(long(a=120, b=90), 5, n_windows=12)
     intervals = tokenv.conformal_intervals(known, known, level=[75]).drop(columns="cutoff")
-    score = evaluate(intervals, [mse, coverage], ["mean"], level=[75]).set_index(
+    score = evaluate(intervals, [mse, coverage], ["tokenv"], level=[75]).set_index(
         ["metric", "unique_id"]
-    )["mean"]
+    )["tokenv"]
     for name, of_series in intervals.groupby("unique_id"):
         assert score["mse", name] == pytest.approx(
-            np.square(of_series["mean"] - of_series["y"]).mean()
+            np.square(of_series["tokenv"] - of_series["y"]).mean()
         )
-        inside = of_series["y"].between(of_series["mean-lo-75"], of_series["mean-hi-75"]).mean()
+        inside = of_series["y"].between(of_series["tokenv-lo-75"], of_series["tokenv-hi-75"]).mean()
         assert score["coverage_level75", name] == pytest.approx(inside)
 
 
@@ -301,7 +385,7 @@ def test_conformal_mistakes_are_reported():
             table,
             table.drop(columns="y"),
             {},
-            "calibration has no column 'y' but unique_id, ds, cutoff, mean, q0.1, q0.9",
+            "calibration has no column 'y' but unique_id, ds, cutoff, tokenv, tokenv-q-10, tokenv-q-90",
         ),
         (table, table, {"lower": "low"}, "forecast has no column 'low'"),
         (
@@ -332,8 +416,8 @@ def test_a_direct_model_forecasts_any_shorter_horizon(tmp_path):
     train(resolve([], of), tmp_path / "checkpoints", lambda *_: None)
     model = tokenv.load(tmp_path)
     frame = long(a=60)
-    six, four = (model.forecast(frame, horizon) for horizon in (6, 4))
+    six, four = (model.forecast(frame, h) for h in (6, 4))
     pd.testing.assert_frame_equal(six[:4], four)
-    assert len(model.cross_validate(frame, 4, windows=2)) == 8
+    assert len(model.cross_validation(frame, 4, n_windows=2)) == 8
     with pytest.raises(UserError, match="horizon = 7"):
         model.forecast(frame, 7)

@@ -194,8 +194,10 @@ def frame(generator):
         else made
     )
     options = {
-        "horizon": generator.choice([1, 2, 5, 0, -1, 10**9]),
+        "h": generator.choice([1, 2, 5, 0, -1, 10**9]),
         "quantiles": generator.choice([[0.5], [], [0.1, 0.9], [0.9, 0.1], [float("nan")]]),
+        "level": generator.choice([None, 80, [50, 95], 0, [], float("nan")]),
+        "freq": generator.choice([None, None, "h", "B", 1, "no"]),
         "samples": generator.choice([2, 3, 0]),
         "direct": generator.choice([None, True, False]),
         "rate": generator.choice([None, None, 0.2, 2.0, float("nan")]),

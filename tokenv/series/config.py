@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from tokenv.core.errors import COUNT, UserError, at_least, bounds, check_bounds, choice
+
+if TYPE_CHECKING:
+    from pandas.tseries.offsets import BaseOffset
 
 SYNTHETIC_SERIES = {  # series that need no file, with known change points
     "regimes": "sections with a level, a persistence and a noise of their own",
@@ -16,7 +19,26 @@ SYNTHETIC_SERIES = {  # series that need no file, with known change points
     "echoes": "quiet sections that end in a brief pulse, which a slow response answers a section later",
 }
 SUFFIXES = (".csv", ".parquet")
+Frequency: TypeAlias = "str | int | BaseOffset | None"
 COLUMN_KEYS = ("columns", "past_covariates", "future_covariates")
+
+
+def _is_frequency(value: Frequency) -> bool:
+    """Return whether dates can follow one another by this step."""
+    if value is None:
+        return True
+    if isinstance(value, int):
+        return value > 0
+    from pandas.tseries.frequencies import to_offset  # takes half a second
+
+    try:
+        to_offset(value)
+    except (TypeError, ValueError):
+        return False
+    return True
+
+
+FREQUENCY = bounds("a frequency of pandas, such as B or 15min, a step, or null", _is_frequency)
 
 
 @dataclass(frozen=True)
@@ -29,6 +51,8 @@ class SeriesConfig:
         columns: Value columns, in a list or with commas between; an empty list means all but the date column.
         date: The date column, by which rows must be sorted; null where there is none. A table without the default may
             have `timestamp`, `datetime` or `ds` in its place.
+        freq: Frequency of the dates as pandas names it, such as `B`, `MS` or `15min`, or the step between numbers; null
+            to infer it.
         joint: Whether a symbol holds all columns of a step; if not, every column is a series of its own.
         past_covariates: Columns which are read beside every series but not predicted, and are known up to the present.
         future_covariates: The same, known for the next `future_steps` steps, such as a calendar, a price or a plan.
@@ -50,6 +74,7 @@ class SeriesConfig:
     context: int = field(default=32, metadata=COUNT)
     columns: list[str] | str = field(default_factory=list)
     date: str | None = "date"
+    freq: str | int | None = field(default=None, repr=False, metadata=FREQUENCY)
     joint: bool = False
     past_covariates: list[str] | str = field(default_factory=list, repr=False)
     future_covariates: list[str] | str = field(default_factory=list, repr=False)

@@ -122,7 +122,9 @@ class ForecastContexts:
             return None
         if self.known:
             return series.date_L[span.start : span.stop + self.horizon]
-        return series.date_L[span.start :] + extend_dates(series.date_L, self.horizon)
+        return series.date_L[span.start :] + extend_dates(
+            series.date_L, self.horizon, self.options.freq
+        )
 
 
 def history_steps(config: Config, horizon: int, *, held_out: bool = True) -> int:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,19 +14,106 @@ from tokenv.core.errors import COUNT, UserError, check_value
 from tokenv.evaluation.evaluator import EvalOptions
 from tokenv.evaluation.loaded_run import resolve_rate
 from tokenv.library.model import Model
-from tokenv.series.config import SAMPLES, DirectHeadConfig
+from tokenv.series.config import SAMPLES, DirectHeadConfig, Frequency, SeriesConfig
 from tokenv.series.contexts import Array, ForecastContexts, last_windows
 from tokenv.series.forecaster import ForecastExcerpt, check_forecast, make_forecasts
+from tokenv.series.scores import SampleForecast
 from tokenv.series.tables import DATE, IDENTIFIER, TARGET, check_frame, identifier_text, read_frame
 from tokenv.series.windows import Series
 
 CUTOFF = "cutoff"
+MODEL = "tokenv"  # the column of forecasts
+SAMPLE = "sample_id"
+
+
+@dataclass(frozen=True)
+class FrameColumns:
+    """Names of a frame's columns, as Nixtla's libraries take them.
+
+    Attributes:
+        id_col: name of a series.
+        time_col: date of a step.
+        target_col: value.
+    """
+
+    id_col: str = IDENTIFIER
+    time_col: str = DATE
+    target_col: str = TARGET
+
+    def read(self, argument: str, frame: Any) -> pd.DataFrame:
+        """Return a frame with the names which tokenv reads, its index as columns.
+
+        Raises:
+            UserError: it is no data frame, or has no column of a name which was given.
+        """
+        frame = check_frame(argument, frame)
+        names = {self.id_col: IDENTIFIER, self.time_col: DATE, self.target_col: TARGET}
+        names = {given: name for given, name in names.items() if given != name}
+        if missing := [
+            given for given in names if given not in (*frame.columns, *frame.index.names)
+        ]:
+            raise UserError(
+                f"{argument} has no column {missing[0]!r} but {', '.join(map(str, frame.columns))}: expected those of "
+                "id_col, time_col and target_col"
+            )
+        renamed = frame.rename(columns=names).rename_axis(index=names)
+        return check_frame(argument, renamed)
+
+    def write(self, table: pd.DataFrame) -> pd.DataFrame:
+        """Return a frame of results with the names which were given."""
+        return table.rename(
+            columns={IDENTIFIER: self.id_col, DATE: self.time_col, TARGET: self.target_col}
+        )
+
+
+def _check_levels(level: float | Sequence[float]) -> list[float]:
+    """Return coverages in percent.
+
+    Raises:
+        UserError: one is not between 0 and 100, or there is none.
+    """
+    levels = [float(each) for each in np.atleast_1d(level)]
+    if not levels or not all(0 < each < 100 for each in levels):
+        raise UserError(
+            f"level = {level}: expected coverages in percent, above 0 and below 100, such as [80, 95]"
+        )
+    return levels
+
+
+def _quantile_columns(
+    level: float | Sequence[float] | None, quantiles: Sequence[float]
+) -> dict[str, float]:
+    """Return the columns of intervals and quantiles with their probabilities, ascending.
+
+    Raises:
+        UserError: a coverage is not between 0 and 100, or a probability not between 0 and 1.
+    """
+    columns = {}
+    if level is not None:
+        for each in _check_levels(level):
+            tail = (100 - each) / 200
+            columns[f"{MODEL}-lo-{each:g}"] = tail
+            columns[f"{MODEL}-hi-{each:g}"] = 1 - tail
+    for probability in quantiles:
+        if not 0 < probability < 1:
+            raise UserError(
+                f"quantiles = {list(quantiles)}: expected numbers in (0, 1), such as [0.1, 0.5, 0.9]"
+            )
+        columns[f"{MODEL}-q-{100 * probability:g}"] = probability
+    return dict(sorted(columns.items(), key=lambda column: column[1]))
 
 
 def _channel_frames(
-    each: ForecastExcerpt, series: Series, quantiles: Sequence[float], end: int
+    each: ForecastExcerpt, series: Series, columns: Mapping[Any, Array], end: int
 ) -> list[pd.DataFrame]:
-    """Return a data frame for every channel of a forecast, whose history ends after ``end`` steps of its series."""
+    """Return a data frame for every channel of a forecast, whose history ends after ``end`` steps of its series.
+
+    Args:
+        each: forecast.
+        series: its series.
+        columns: values of every column of results, [H, C] each.
+        end: steps of the history.
+    """
     horizon = len(each.mean_HC)
     # of a series without dates
     dates: Any = range(1, horizon + 1)
@@ -39,13 +126,11 @@ def _channel_frames(
     names = series.columns if len(series.columns) > 1 else [series.name]
     frames = []
     for channel, name in enumerate(names):
-        columns = {IDENTIFIER: name, DATE: dates}
+        content = {IDENTIFIER: name, DATE: dates}
         if each.truth_HC is not None:
-            columns |= {CUTOFF: cutoff, TARGET: each.truth_HC[:, channel]}
-        columns["mean"] = each.mean_HC[:, channel]
-        for q, value_HC in zip(quantiles, each.quantile_QHC, strict=True):
-            columns[f"q{q:g}"] = value_HC[:, channel]
-        frames.append(pd.DataFrame(columns))
+            content |= {CUTOFF: cutoff, TARGET: each.truth_HC[:, channel]}
+        content |= {column: value[..., channel] for column, value in columns.items()}
+        frames.append(pd.DataFrame(content))
     return frames
 
 
@@ -66,73 +151,124 @@ def _with_identifiers_of(frame: pd.DataFrame, table: pd.DataFrame) -> pd.DataFra
 class SeriesModel(Model):
     """Trained model of series, which forecasts them. ``tokenv.load`` returns it for a run of series.
 
-    The methods of ``Model`` for texts raise a ``UserError``.
+    Arguments and columns are named as in Nixtla's libraries. The methods of ``Model`` for texts raise a ``UserError``.
     """
 
     def forecast(
         self,
-        frame: pd.DataFrame,
-        horizon: int = 96,
+        df: pd.DataFrame,
+        h: int = 96,
         *,
-        quantiles: Sequence[float] = (0.1, 0.5, 0.9),
+        freq: Frequency = None,
+        X_df: pd.DataFrame | None = None,
+        level: float | Sequence[float] | None = None,
+        quantiles: Sequence[float] = (),
+        id_col: str = IDENTIFIER,
+        time_col: str = DATE,
+        target_col: str = TARGET,
         samples: int = 100,
         direct: bool | None = None,
         seed: int = 0,
         rate: float | None = None,
-        future: pd.DataFrame | None = None,
     ) -> pd.DataFrame:
         """Continue series from their last rows.
 
         Args:
-            frame: table with a row for each step: long, with the columns ``unique_id``, ``ds`` and ``y``; or wide, with
-                a column for each series (those in the run's ``data.options.columns``, or all) besides the dates, which
+            df: table with a row for each step: long, with the columns ``unique_id``, ``ds`` and ``y``; or wide, with a
+                column for each series (those in the run's ``data.options.columns``, or all) besides the dates, which
                 are the column in ``data.options.date`` or a ``DatetimeIndex``. Series may differ in length, and the
                 rows of a long table may have any order.
-            horizon: number of steps to forecast.
-            quantiles: probabilities in (0, 1), ascending.
+            h: number of steps H to forecast.
+            freq: frequency of the dates, as pandas names them (``"B"``, ``"MS"``, a business calendar) or steps between
+                numbers; None for the run's ``data.options.freq``, or else to infer it.
+            X_df: covariates of the steps to forecast, for a model with ``data.options.future_covariates``: rows like
+                those of ``df``, without values. Past covariates are further columns of ``df``.
+            level: coverage of central intervals in percent, or several.
+            quantiles: probabilities in (0, 1).
+            id_col: name of the column ``unique_id``.
+            time_col: name of the column ``ds``.
+            target_col: name of the column ``y``.
             samples: number of continuations per forecast if values are sampled one after another.
             direct: whether to take exact quantiles of each step from the direct head; None if the head covers the
                 horizon.
             seed: the same seed gives the same result.
             rate: boundaries per step, for a model trained for a range; None for the mean of the range.
-            future: covariates of the steps to forecast, for a model with ``data.options.future_covariates``: rows like
-                those of ``frame``, without values. Past covariates are further columns of ``frame``.
 
         Returns:
-            A row for each series and step: ``unique_id`` (of the frame's type), ``ds`` (following dates at the series'
-            frequency, or numbers of steps without dates), ``mean``, and a column such as ``q0.1`` for each quantile.
-            The series are in the frame's order.
+            A row for each series and step: ``unique_id`` (of the frame's type), ``ds`` (following dates, or numbers of
+            steps without dates), the expected value ``tokenv``, ``tokenv-lo-80`` and ``tokenv-hi-80`` for each level,
+            and a column such as ``tokenv-q-10`` for each quantile. The series are in the frame's order.
 
         Raises:
-            UserError: if the horizon exceeds the direct head or leaves no history, or the
-                frame lacks columns, repeats dates or (a wide one) disorders them, has irregular steps or too short a
-                series, or future covariates are missing.
+            UserError: the horizon exceeds the direct head or leaves no history, or the frame lacks columns, repeats
+                dates or (a wide one) disorders them, has irregular steps or too short a series, or future covariates
+                are missing.
         """
-        direct = self._check(horizon, quantiles, samples, direct)
-        options = self.config.data.options
-        frame = check_frame("frame", frame)
-        if future is not None:
-            future = check_frame("future", future)
-            expected = options.future_covariates
-            missing = [column for column in expected if column not in future]
-            if missing or not expected:
-                raise UserError(
-                    f"future has the columns {', '.join(map(str, future.columns))}: expected those of "
-                    f"data.options.future_covariates = {expected!r}, and dates as in frame"
-                )
-            frame = pd.concat([frame, future])
-        contexts = last_windows(read_frame(frame, options), self.config, horizon)
-        table = self._table(contexts, quantiles, samples, direct, EvalOptions(seed=seed, rate=rate))
-        return _with_identifiers_of(frame, table)
+        names = FrameColumns(id_col, time_col, target_col)
+        direct = self._check(h, samples, direct)
+        columns = _quantile_columns(level, quantiles)
+        df = names.read("df", df)
+        contexts = self._last_windows(df, h, freq, names, X_df)
+        options = EvalOptions(seed=seed, rate=rate)
+        table = self._table(contexts, columns, samples, direct, options)
+        return names.write(_with_identifiers_of(df, table))
 
-    def cross_validate(
+    def simulate(
         self,
-        frame: pd.DataFrame,
-        horizon: int = 96,
-        windows: int = 1,
+        df: pd.DataFrame,
+        h: int = 96,
         *,
-        step: int | None = None,
-        quantiles: Sequence[float] = (0.1, 0.5, 0.9),
+        n_paths: int = 100,
+        freq: Frequency = None,
+        id_col: str = IDENTIFIER,
+        time_col: str = DATE,
+        target_col: str = TARGET,
+        seed: int = 0,
+        rate: float | None = None,
+    ) -> pd.DataFrame:
+        """Draw continuations of series, value by value, so that steps of a path depend on one another.
+
+        Args:
+            df: see ``forecast``.
+            h: number of steps H of a path.
+            n_paths: number of paths of each series.
+            freq: see ``forecast``.
+            id_col: see ``forecast``.
+            time_col: see ``forecast``.
+            target_col: see ``forecast``.
+            seed: the same seed gives the same result.
+            rate: see ``forecast``.
+
+        Returns:
+            A row for each series, path and step: ``unique_id``, ``ds``, the path's number ``sample_id`` from 0, and its
+            value ``tokenv``.
+
+        Raises:
+            UserError: see ``forecast``; or the model has only its direct head, or reads covariates.
+        """
+        names = FrameColumns(id_col, time_col, target_col)
+        self._check(h, n_paths, direct=False)
+        df = names.read("df", df)
+        contexts = self._last_windows(df, h, freq, names)
+        options = EvalOptions(seed=seed, rate=rate)
+        table = self._table(contexts, {}, n_paths, False, options, paths=True)
+        paths = table.melt([IDENTIFIER, DATE], var_name=SAMPLE, value_name=MODEL)
+        paths = _by_identifier(paths.astype({SAMPLE: int}))
+        return names.write(_with_identifiers_of(df, paths))
+
+    def cross_validation(
+        self,
+        df: pd.DataFrame,
+        h: int = 96,
+        n_windows: int = 1,
+        *,
+        step_size: int | None = None,
+        freq: Frequency = None,
+        level: float | Sequence[float] | None = None,
+        quantiles: Sequence[float] = (),
+        id_col: str = IDENTIFIER,
+        time_col: str = DATE,
+        target_col: str = TARGET,
         samples: int = 100,
         direct: bool | None = None,
         seed: int = 0,
@@ -144,78 +280,127 @@ class SeriesModel(Model):
         training is the caller's to know.
 
         Args:
-            frame: see ``forecast``.
-            horizon: number of steps to forecast in every window.
-            windows: number of windows of every series; the last one ends with the series.
-            step: steps from one cutoff to the next; None for ``horizon``, so that windows do not overlap.
+            df: see ``forecast``.
+            h: number of steps to forecast in every window.
+            n_windows: number of windows of every series; the last one ends with the series.
+            step_size: steps from one cutoff to the next; None for ``h``, so that windows do not overlap.
+            freq: see ``forecast``.
+            level: see ``forecast``.
             quantiles: see ``forecast``.
+            id_col: see ``forecast``.
+            time_col: see ``forecast``.
+            target_col: see ``forecast``.
             samples: see ``forecast``.
             direct: see ``forecast``.
             seed: the same seed gives the same result.
             rate: see ``forecast``.
 
         Returns:
-            A row for each series, window and step: ``unique_id``, ``ds``, ``cutoff`` (the last date which the model
-            has read), the true ``y``, ``mean``, and a column such as ``q0.1`` for each quantile. Without dates, ``ds``
-            and ``cutoff`` are numbers of rows from 0. ``tokenv.conformal_intervals`` takes it.
+            The columns of ``forecast`` for each series, window and step, with ``cutoff`` (the last date which the model
+            has read) and the true ``y``. Without dates, ``ds`` and ``cutoff`` are numbers of rows from 0.
+            ``tokenv.conformal_intervals`` takes it.
 
         Raises:
             UserError: see ``forecast``; or a series is too short for so many windows.
         """
-        direct = self._check(horizon, quantiles, samples, direct)
-        check_value("windows", windows, COUNT)
-        if step is None:
-            step = horizon
-        check_value("step", step, COUNT)
-        frame = check_frame("frame", frame)
-        recordings = read_frame(frame, self.config.data.options)
-        contexts = last_windows(recordings, self.config, horizon, windows=windows, step=step)
-        table = self._table(contexts, quantiles, samples, direct, EvalOptions(seed=seed, rate=rate))
-        return _with_identifiers_of(frame, table)
+        names = FrameColumns(id_col, time_col, target_col)
+        direct = self._check(h, samples, direct)
+        columns = _quantile_columns(level, quantiles)
+        check_value("n_windows", n_windows, COUNT)
+        if step_size is None:
+            step_size = h
+        check_value("step_size", step_size, COUNT)
+        df = names.read("df", df)
+        recordings = read_frame(df, self._series_options(freq))
+        contexts = last_windows(recordings, self.config, h, windows=n_windows, step=step_size)
+        options = EvalOptions(seed=seed, rate=rate)
+        table = self._table(contexts, columns, samples, direct, options)
+        return names.write(_with_identifiers_of(df, table))
 
-    def _check(
-        self, horizon: int, quantiles: Sequence[float], samples: int, direct: bool | None
-    ) -> bool:
+    def _check(self, h: int, samples: int, direct: bool | None) -> bool:
         """Check the arguments of a forecast, and return whether the direct head makes it."""
         config = self.config
-        probabilities = list(quantiles)
-        if probabilities != sorted(set(probabilities)) or not all(0 < q < 1 for q in probabilities):
-            raise UserError(
-                f"quantiles = {probabilities}: expected ascending numbers in (0, 1), as [0.1, 0.5, 0.9]"
-            )
-        check_value("horizon", horizon, COUNT)
+        check_value("h", h, COUNT)
         check_value("samples", samples, SAMPLES)
         if direct is None:
             head = DirectHeadConfig.of(config.codec)
-            direct = head.direct or head.horizon >= horizon
-        check_forecast(config, horizon, samples=samples, direct=direct, held_out=False)
+            direct = head.direct or head.horizon >= h
+        check_forecast(config, h, samples=samples, direct=direct, held_out=False)
         return direct
+
+    def _series_options(self, freq: Frequency) -> SeriesConfig:
+        """Return the run's options of series, with another frequency if one is given."""
+        options = self.config.data.options
+        if freq is None:
+            return options
+        return replace(options, freq=freq)
+
+    def _last_windows(
+        self,
+        df: pd.DataFrame,
+        h: int,
+        freq: Frequency,
+        names: FrameColumns,
+        X_df: pd.DataFrame | None = None,
+    ) -> ForecastContexts:
+        """Return the series' ends, with the covariates of the next steps."""
+        options = self._series_options(freq)
+        if X_df is not None:
+            X_df = replace(names, target_col=TARGET).read("X_df", X_df)
+            expected = options.future_covariates
+            missing = [column for column in expected if column not in X_df]
+            if missing or not expected:
+                raise UserError(
+                    f"X_df has the columns {', '.join(map(str, X_df.columns))}: expected those of "
+                    f"data.options.future_covariates = {expected!r}, and dates as in df"
+                )
+            df = pd.concat([df, X_df])
+        contexts = last_windows(read_frame(df, options), self.config, h)
+        return replace(contexts, options=options)
 
     def _table(
         self,
         contexts: ForecastContexts,
-        quantiles: Sequence[float],
+        quantiles: Mapping[str, float],
         samples: int,
         direct: bool,
         options: EvalOptions,
+        *,
+        paths: bool = False,
     ) -> pd.DataFrame:
-        """Return the forecasts of all histories, in the order of the series and their histories."""
+        """Return the forecasts of all histories, in the order of the series and their histories.
+
+        Columns are the mean and those of ``quantiles``, or with ``paths`` one for each drawn continuation.
+        """
         components = self._trained.components
         options = replace(options, rate=resolve_rate(components, self.config, options.rate))
         parts: list[list[pd.DataFrame]] = []
         for forecasts in make_forecasts(
-            components, contexts, {}, quantiles, options, samples=samples, direct=direct
+            components, contexts, {}, [*quantiles.values()], options, samples=samples, direct=direct
         ):
-            for series, each in zip(forecasts.batch.series, forecasts.excerpts(), strict=True):
+            distribution = forecasts.forecast.distribution
+            for row, each in enumerate(forecasts.excerpts()):
+                columns = {
+                    MODEL: each.mean_HC,
+                    **dict(zip(quantiles, each.quantile_QHC, strict=True)),
+                }
+                if paths:
+                    assert isinstance(distribution, SampleForecast)
+                    columns = dict[Any, Array](enumerate(distribution.sample_BSHC[row]))
                 end = int(contexts.end_P[len(parts)])
-                parts.append(_channel_frames(each, series, quantiles, end))
+                parts.append(_channel_frames(each, forecasts.batch.series[row], columns, end))
         order = np.lexsort((contexts.end_P, contexts.series_P))
         by_channel = [pd.concat(part, ignore_index=True) for part in parts]
         table = pd.concat([by_channel[index] for index in order], ignore_index=True)
-        names = table[IDENTIFIER].unique().tolist()  # joint series: one channel after the other
-        return table.sort_values(
-            IDENTIFIER, key=lambda name: name.map(names.index), kind="stable", ignore_index=True
-        )
+        return _by_identifier(table)  # joint series: one channel after the other
+
+
+def _by_identifier(table: pd.DataFrame) -> pd.DataFrame:
+    """Sort rows by series, in the order in which they first appear."""
+    names = table[IDENTIFIER].unique().tolist()
+    return table.sort_values(
+        IDENTIFIER, key=lambda name: name.map(names.index), kind="stable", ignore_index=True
+    )
 
 
 def conformal_intervals(
@@ -223,14 +408,17 @@ def conformal_intervals(
     calibration: pd.DataFrame,
     *,
     level: float | Sequence[float] = 80,
-    lower: str = "mean",
-    upper: str = "mean",
+    lower: str = MODEL,
+    upper: str = MODEL,
+    id_col: str = IDENTIFIER,
+    time_col: str = DATE,
+    target_col: str = TARGET,
 ) -> pd.DataFrame:
     """Give forecasts intervals which cover what they promise at every step (split conformal prediction).
 
     The score of a forecast which is known is ``s = max(lower - y, y - upper)``; with a point forecast as both columns,
-    ``|y - mean|`` (Lei et al. 2018, arXiv 1604.04173). With n scores of a series at one step of the horizon, s* is the
-    ``ceil((n + 1) level / 100)``-th smallest, and the interval of that step is ``[lower - s*, upper + s*]``. With
+    ``|y - tokenv|`` (Lei et al. 2018, arXiv 1604.04173). With n scores of a series at one step of the horizon, s* is
+    the ``ceil((n + 1) level / 100)``-th smallest, and the interval of that step is ``[lower - s*, upper + s*]``. With
     quantiles as columns this is conformalised quantile regression (Romano, Patterson, Candès 2019, arXiv 1905.03222).
     If the windows of calibration and future were exchangeable, the interval of every step would contain the truth with
     probability at least ``level`` percent; series drift, and windows depend on one another, so measure it on further
@@ -240,23 +428,25 @@ def conformal_intervals(
         forecast: forecasts of any model, with the columns ``unique_id``, ``ds``, ``lower`` and ``upper``, and
             ``cutoff`` if a series has several windows.
         calibration: earlier forecasts of the same series with the same columns, ``cutoff`` and the truth, ``y``, such
-            as ``SeriesModel.cross_validate`` returns. Rows without truth are ignored.
+            as ``SeriesModel.cross_validation`` returns. Rows without truth are ignored.
         level: coverage in percent, in (0, 100), or several.
         lower: column of the lower bound.
         upper: column of the upper bound; the same as ``lower`` for point forecasts.
+        id_col: name of the column ``unique_id``.
+        time_col: name of the column ``ds``.
+        target_col: name of the column ``y``.
 
     Returns:
-        ``forecast`` with the columns ``mean-lo-80`` and ``mean-hi-80`` for every level, as Nixtla's libraries name
-        them: with the name of a column of point forecasts instead of ``mean``.
+        ``forecast`` with the columns ``tokenv-lo-80`` and ``tokenv-hi-80`` for every level, in place of those which
+        it may have: with the name of a column of point forecasts instead of ``tokenv``.
 
     Raises:
         UserError: a column is missing, or a series has too few known windows at a step for a level.
     """
-    levels = np.atleast_1d(level)
-    if not len(levels) or not all(0 < each < 100 for each in levels):
-        raise UserError(
-            f"level = {level}: expected coverages in percent, above 0 and below 100, such as [80, 95]"
-        )
+    levels = _check_levels(level)
+    names = FrameColumns(id_col, time_col, target_col)
+    forecast = replace(names, target_col=TARGET).read("forecast", forecast)
+    calibration = names.read("calibration", calibration)
     columns = [IDENTIFIER, DATE, lower, upper]
     step = _steps_of_horizon("forecast", forecast, columns)
     known_step = _steps_of_horizon("calibration", calibration, [*columns, CUTOFF, TARGET])
@@ -269,7 +459,7 @@ def conformal_intervals(
     half = (forecast[upper] - forecast[lower]) / 2  # an interval shrinks to its middle at most
     model = lower
     if lower != upper:
-        model = "mean"
+        model = MODEL
     places = list(zip(forecast[IDENTIFIER], step, strict=True))
     result = forecast.copy()
     no_score = np.zeros(0)
@@ -278,7 +468,7 @@ def conformal_intervals(
         width = np.maximum([margin[place] for place in places], -half)
         result[f"{model}-lo-{each:g}"] = forecast[lower] - width
         result[f"{model}-hi-{each:g}"] = forecast[upper] + width
-    return result
+    return names.write(result)
 
 
 def _steps_of_horizon(name: str, table: pd.DataFrame, columns: list[str]) -> Array:
@@ -286,7 +476,7 @@ def _steps_of_horizon(name: str, table: pd.DataFrame, columns: list[str]) -> Arr
     if missing := [column for column in columns if column not in table]:
         raise UserError(
             f"{name} has no column {', '.join(map(repr, missing))} but {', '.join(map(str, table.columns))}: "
-            "expected the columns of SeriesModel.cross_validate; name the bounds with lower= and upper="
+            "expected the columns of SeriesModel.cross_validation; name the bounds with lower= and upper="
         )
     forecasts = [column for column in (IDENTIFIER, CUTOFF) if column in table]
     ordered = table.reset_index(drop=True).sort_values(DATE, kind="stable")

@@ -27,7 +27,7 @@ import pandas as pd
 from tokenv.core.errors import MissingFileError, UserError
 from tokenv.data import rows
 from tokenv.data.rows import HUB_ADVICE, iterate_rows, parquet_rows
-from tokenv.series.config import COLUMN_KEYS, SeriesConfig
+from tokenv.series.config import COLUMN_KEYS, Frequency, SeriesConfig
 
 MAX_VALUE = 1e100
 DELIMITERS = ",;\t"
@@ -310,7 +310,8 @@ def _steps(
             order_M = list(range(len(steps)))
             if long:
                 order_M = _order_of(dates[series])
-            date_M = check_dates([dates[series][row] for row in order_M], date_column)
+            cells_M = [dates[series][row] for row in order_M]
+            date_M = check_dates(cells_M, date_column, config.freq)
             value_MC = value_MC[order_M]
         recordings.append(_recording(series, channels, value_MC, config, date_M))
     return recordings
@@ -411,12 +412,13 @@ def parse_date(location: str, content: Any, column: str) -> DateCell:
     return DateCell(location, content, timestamp)
 
 
-def check_dates(cells: Sequence[DateCell], column: str) -> list[Any]:
+def check_dates(cells: Sequence[DateCell], column: str, freq: Frequency = None) -> list[Any]:
     """Return the dates of a series' rows.
 
     Args:
         cells: cells of the date column.
         column: its name.
+        freq: frequency which they must have; None to infer it.
 
     Returns:
         As many datetimes, dates or numbers, all of one kind, increasing and evenly spaced, or spaced as calendar
@@ -441,7 +443,9 @@ def check_dates(cells: Sequence[DateCell], column: str) -> list[Any]:
             f"{cell.location}: the date {cell.content} is {relation} of the row before: {advice}{_clock_advice(cell)}"
         )
     dates = [cell.date for cell in cells]
-    if len(dates) > 1 and _date_step(dates) is None:
+    if len(dates) > 1 and freq is not None:
+        _check_frequency(cells, freq)
+    elif len(dates) > 1 and _date_step(dates) is None:
         gaps = [after - before for before, after in pairwise(dates)]
         usual = Counter(gaps).most_common(1)[0][0]
         row = next(row for row, gap in enumerate(gaps, 1) if gap != usual)
@@ -457,6 +461,24 @@ def check_dates(cells: Sequence[DateCell], column: str) -> list[Any]:
     return dates
 
 
+def _check_frequency(cells: Sequence[DateCell], freq: Frequency) -> None:
+    """Raise an error unless each date is one step of a frequency after that of the row before.
+
+    Between business days, holidays may be missing.
+    """
+    step = _offset(freq)
+    dates = [cell.date for cell in cells]
+    if step == pd.offsets.BusinessDay() and _are_business_days(dates):
+        return
+    for before, cell in pairwise(cells):
+        following = _add_steps(before.date, step, 1)[0]
+        if cell.date != following:
+            raise UserError(
+                f"{cell.location}: the date {cell.content} is not {following}, one step of freq = {freq!r} after that "
+                "of the row before: give every step a row, with empty cells where values are missing, or another freq"
+            )
+
+
 def _clock_advice(cell: DateCell) -> str:
     """Return what to do if clocks were changed at a time of the day; nothing for a date alone or with an offset."""
     if (
@@ -468,31 +490,45 @@ def _clock_advice(cell: DateCell) -> str:
     return "; where clocks were changed, write dates in UTC or with their offset, as 02:00+01:00"
 
 
-def extend_dates(dates: Sequence[Any], steps: int) -> list[Any]:
-    """Return the dates of the following steps at the frequency of the given ones.
+def extend_dates(dates: Sequence[Any], steps: int, freq: Frequency = None) -> list[Any]:
+    """Return the dates of the following steps.
 
     Args:
         dates: dates from `check_dates`.
         steps: number of following dates.
+        freq: frequency of the dates; None to infer it.
 
     Raises:
         UserError: there is a single date, which has no frequency, or the calendar ends.
     """
-    step = None
-    if len(dates) > 1:
+    step = _offset(freq)
+    if step is None and len(dates) > 1:
         step = _date_step(dates)
     if step is None:
         raise UserError(
-            f"{len(dates)} dates tell no frequency to go on with: expected at least two, evenly spaced"
+            f"{len(dates)} dates tell no frequency to go on with: expected at least two, evenly spaced, or freq"
         )
     try:
-        if isinstance(step, pd.offsets.BaseOffset):
-            return list(pd.date_range(dates[-1], periods=steps + 1, freq=step)[1:])
-        return [dates[-1] + number * step for number in range(1, steps + 1)]
-    except (ValueError, OverflowError) as error:
+        return _add_steps(dates[-1], step, steps)
+    except (TypeError, ValueError, OverflowError) as error:
         raise UserError(
-            f"no {steps} steps of {step} follow {dates[-1]}: {error}: lower horizon"
+            f"no {steps} steps of {step} follow {dates[-1]}: {error}: lower the horizon, or change freq"
         ) from error
+
+
+def _offset(freq: Frequency) -> Any:
+    """Return the step of a frequency: an offset, or the number or None as it is."""
+    if isinstance(freq, str):
+        return pd.tseries.frequencies.to_offset(freq)
+    return freq
+
+
+def _add_steps(start: Any, step: Any, count: int) -> list[Any]:
+    """Return the dates of so many steps after a date: the next ones of a calendar offset, or multiples of a step."""
+    if isinstance(step, pd.offsets.BaseOffset):
+        first = pd.Timestamp(start) + step
+        return list(pd.date_range(first, periods=count, freq=step))
+    return [start + number * step for number in range(1, count + 1)]
 
 
 def _date_step(dates: Sequence[Any]) -> Any:
