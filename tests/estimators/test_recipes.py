@@ -236,6 +236,27 @@ def test_steps_of_the_head_alone(recipe):
     assert all(torch.equal(p, q) for p, q in zip(enumeration.lm.parameters(), before, strict=True))
 
 
+@pytest.mark.parametrize("recipe", [recipes.rloo, recipes.rloo_clipped, recipes.reinpatch])
+@pytest.mark.parametrize("window", [0, 2])
+def test_an_early_exit_would_cancel(recipe, window):
+    """Samples of one text have one early exit, so these recipes compute none, and their gradient is the same."""
+    enumeration = Enumeration(window)
+    estimator = recipe(gamma=0.9, num_samples=3)
+    _, *stages = estimator.stages
+    relative = recipes.chain(recipes.EarlyExit(), *stages, num_samples=3)
+    assert relative.reads_early_exit
+    assert not estimator.reads_early_exit
+    torch.manual_seed(window)
+    noise = torch.rand(3, *enumeration.symbol_BN[:, 1:].shape).double()
+    td = rollout(
+        enumeration.lm, enumeration.agent, enumeration.symbol_BN, relative.sampling, noise=noise
+    )
+    losses = [each(td.clone())[keys.LOSS_POLICY].sum() for each in (estimator, relative)]
+    slopes = [flat_gradient(loss, enumeration.inputs) for loss in losses]
+    assert slopes[0].abs().max() > 1e-6
+    torch.testing.assert_close(*slopes, **EXACT)
+
+
 def test_steps_that_cannot_be_are_refused():
     with pytest.raises(ValueError, match="head_epochs = -1"):
         ClippedSurrogate(head_epochs=-1)
