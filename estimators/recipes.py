@@ -164,11 +164,9 @@ def rloo(
     reward_only: bool = False,
     scaled: bool = False,
     head_epochs: int = 0,
+    early_exit: bool = True,
 ) -> Chain:
     """Leave-one-out over K samples of the same sequence (Kool et al. 2019; Ahmadian et al. 2024, arXiv 2402.14740).
-
-    The early exit reads no boundary, so all samples have the same, which cancels: it is neither computed nor trained
-    (``loss.early=null``).
 
     Bias: that of the discount only; for every policy. Cost: one pass through the encoder and K through middle and
     decoder; with ``reward_only`` all but the first without a backward pass, a third of the cost.
@@ -179,9 +177,12 @@ def rloo(
         reward_only: whether the language model learns from the first sample alone.
         scaled: see ``reinforce``.
         head_epochs: see ``reinforce``.
+        early_exit: whether rewards are relative to the early exit. It reads no boundary, so all samples of a text have
+            the same, and it cancels; without it, advantages are equal, and it is neither computed nor trained unless
+            ``loss.early`` is set.
     """
     stages = (
-        Likelihood(),
+        EarlyExit() if early_exit else Likelihood(),
         Discount(gamma, scaled),
         LeaveOneOutSamples(reward_only),
         _surrogate(head_epochs),
@@ -214,7 +215,7 @@ def rloo_clipped(
     """
     surrogate = ClippedSurrogate(epsilon, epochs, head_epochs)
     return chain(
-        Likelihood(),
+        EarlyExit(),
         Discount(gamma, scaled),
         LeaveOneOutSamples(reward_only),
         surrogate,
@@ -317,10 +318,10 @@ def text_critic(
 def reinpatch(
     gamma: float = 1.0, num_samples: int = 4, reward_only: bool = False, centred_only: bool = False
 ) -> Chain:
-    """Group-relative policy gradient (ReinPatch, arXiv 2603.26097).
+    """Group-relative policy gradient (ReinPatch, arXiv 2603.26097), here with the early exit's reward.
 
-    With ``codec.direct`` and gamma = 1 every boundary is credited with the log-likelihood of the forecast. There is no
-    early exit, which would cancel: see ``rloo``.
+    With ``codec.direct`` and gamma = 1 every boundary is credited with the log-likelihood of the forecast; the early
+    exit's, which boundaries do not affect, is the same in all samples of a group and cancels.
 
     Bias: see ``GroupRelative``. Cost: as ``rloo``. Its advantages have the same scale for every gamma.
 
@@ -331,7 +332,7 @@ def reinpatch(
         centred_only: whether advantages are not divided by the group's standard deviation; see ``GroupRelative``.
     """
     group = GroupRelative(reward_only=reward_only, centred_only=centred_only)
-    return chain(Likelihood(), Discount(gamma), group, ScoreFunction(), num_samples=num_samples)
+    return chain(EarlyExit(), Discount(gamma), group, ScoreFunction(), num_samples=num_samples)
 
 
 def ppo(
