@@ -203,6 +203,31 @@ class Imitation(Stage):
         return tensordict.set(keys.LOSS_POLICY, nats)
 
 
+class Kickstarting(Imitation):
+    """Add the cross-entropy of a teacher to the policy's loss (kickstarting, Schmitt et al. 2018, arXiv 1803.03835).
+
+    ``loss_policy <- loss_policy + weight * imitation_nats``; see ``Imitation``. The last stage of a chain.
+
+    Bias: that of the chain, and ``weight`` times the gradient of the cross-entropy. Cost: as ``Imitation``.
+
+    Args:
+        teacher: see ``Imitation``.
+        weight: weight of the cross-entropy.
+    """
+
+    in_keys = [keys.DEMONSTRATION_LOG_PROB, keys.LOSS_POLICY]
+
+    def __init__(self, teacher: BoundaryAgent, weight: float) -> None:
+        super().__init__(teacher)
+        self.weight = weight
+
+    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
+        """Add to ``loss_policy``, [.., T]."""
+        loss = tensordict[keys.LOSS_POLICY]
+        tensordict = super().forward(tensordict)
+        return tensordict.set(keys.LOSS_POLICY, loss + self.weight * tensordict[keys.LOSS_POLICY])
+
+
 class _Proposal(Stage):
     """Common to stages which draw the boundaries of the first rollouts from a fixed-rate Bernoulli q, q(1) = rate.
 

@@ -36,7 +36,7 @@ from tokenv.core.rates import RateRange, mean_rate
 from tokenv.data.corpus import Corpus, load_corpus
 from tokenv.data.tokenizer import train_bpe
 from tokenv.estimators.base import Chain, chain
-from tokenv.estimators.surrogates import Imitation
+from tokenv.estimators.surrogates import Imitation, Kickstarting
 from tokenv.lm.codecs.base import Codec
 from tokenv.lm.flops import (
     FLOPS_PER_PARAMETER,
@@ -406,6 +406,9 @@ def _build_learners(
             raise UserError(str(error)) from error
         teacher = build_agent(config.imitation.teacher, "imitation.teacher", **of_agents)
         imitation = chain(Imitation(teacher))
+        if config.imitation.final_weight:
+            keep = Kickstarting(teacher, config.imitation.final_weight / config.loss.policy)
+            estimator = chain(*estimator.stages, keep, num_samples=estimator.sampling.num_samples)
     return agent, estimator, rate_target, imitation
 
 
