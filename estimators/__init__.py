@@ -26,6 +26,7 @@ STAGES = {
             "DecisionProposal",
             "FixedRateProposal",
             "Imitation",
+            "Kickstarting",
             "ScoreFunction",
         ),
         "Standardise",

@@ -407,9 +407,24 @@ def _build_learners(
         teacher = build_agent(config.imitation.teacher, "imitation.teacher", **of_agents)
         imitation = chain(Imitation(teacher))
         if config.imitation.final_weight:
-            keep = Kickstarting(teacher, config.imitation.final_weight / config.loss.policy)
-            estimator = chain(*estimator.stages, keep, num_samples=estimator.sampling.num_samples)
+            estimator = _kickstarted(estimator, teacher, config)
     return agent, estimator, rate_target, imitation
+
+
+def _kickstarted(estimator: Chain, teacher: BoundaryAgent, config: Config) -> Chain:
+    """Return an estimator whose policy loss has the cross-entropy of the teacher, too."""
+    final_weight = config.imitation.final_weight
+    try:
+        return chain(
+            *estimator.stages,
+            Kickstarting(teacher, final_weight),
+            num_samples=estimator.sampling.num_samples,
+        )
+    except ValueError as error:
+        raise UserError(
+            f"imitation.final_weight = {final_weight} with estimator.name = {config.estimator['name']!r}: expected an "
+            f"estimator with a loss of the policy, or 0: {error}"
+        ) from error
 
 
 def build_references(config: Config, corpus: Corpus) -> dict[str, BoundaryAgent]:

@@ -102,7 +102,7 @@ class ImitationConfig:
             ``imitation.teacher.name=whitespace``; or ``pretrained``, an earlier run. Empty for no imitation.
         fraction: share of ``train.symbols`` for which the policy imitates, in (0, 1]; 1 for the whole run.
         weight: weight of the cross-entropy, in place of ``loss.policy``.
-        final_weight: weight of the cross-entropy after that, beside the rewards (kickstarting); 0 ends it.
+        final_weight: weight of the cross-entropy in the policy's loss after that (kickstarting); 0 for none.
         learning_rate: peak for agent and estimator while they imitate, with the same schedule; null for
             ``train.agent_learning_rate``.
     """
