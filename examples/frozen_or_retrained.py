@@ -54,6 +54,15 @@ SLOW_ESTIMATORS = {
     "reinforce, gamma 0.9, learning rate 0.0015": [*ESTIMATORS["reinforce, gamma 0.9"], SLOW],
     "rloo, gamma 0.9, learning rate 0.0015": [*ESTIMATORS["rloo, gamma 0.9"], SLOW],
 }
+# together with the model alone: is it rewards which move the policy away, or the model under it?
+ONLY_TOGETHER = {
+    "no rewards": ["loss.policy=0"],
+    "rloo, gamma 0.9, imitation goes on": [
+        *REWARDS,
+        *ESTIMATORS["rloo, gamma 0.9"],
+        "imitation.final_weight=0.1",
+    ],
+}
 
 
 def train(store: Path, name: str, seed: int, options: list[str]) -> Path:
@@ -68,9 +77,14 @@ def train(store: Path, name: str, seed: int, options: list[str]) -> Path:
     return folder
 
 
+def dashed(name: str) -> str:
+    """Return a name as a folder may have it."""
+    return name.replace(", ", "-").replace(" ", "-")
+
+
 def train_frozen(store: Path, seed: int, imitated: Path, estimator: str) -> Path:
     """Train the policy of a run by rewards while its model is frozen, and return the folder."""
-    name = f"{seed}-{estimator.replace(', ', '-').replace(' ', '-')}"
+    name = f"{seed}-{dashed(estimator)}"
     sources = [f"init_from={imitated}", f"agent.pretrained={imitated}"]
     options = (ESTIMATORS | SLOW_ESTIMATORS)[estimator]
     return train(store, name, seed, [*FROZEN_MODEL, *sources, *REWARDS, *options])
@@ -108,8 +122,13 @@ def measure_seed(store: Path, seed: int) -> list[dict[str, float | str]]:
     }
     start = [*MODEL, *IMITATED, "imitation.fraction=0.15"]
     rows = []
+    for name, options in ONLY_TOGETHER.items():
+        together = train(store, f"{seed}-{dashed(name)}-together", seed, [*start, *options])
+        row: dict[str, float | str] = {"seed": seed, "estimator": name, **befores}
+        row["together after"], row["rate together"] = measure(together, batches)
+        rows.append(row)
     for estimator in ESTIMATORS | SLOW_ESTIMATORS:
-        row: dict[str, float | str] = {"seed": seed, "estimator": estimator, **befores}
+        row = {"seed": seed, "estimator": estimator, **befores}
         rewarded = train_frozen(store, seed, imitated, estimator)
         row["frozen after"], row["rate after"] = measure(rewarded, batches)
         if estimator in ESTIMATORS:
