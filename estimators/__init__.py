@@ -26,7 +26,6 @@ STAGES = {
             "DecisionProposal",
             "FixedRateProposal",
             "Imitation",
-            "Kickstarting",
             "ScoreFunction",
         ),
         "Standardise",

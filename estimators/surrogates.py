@@ -203,41 +203,6 @@ class Imitation(Stage):
         return tensordict.set(keys.LOSS_POLICY, nats)
 
 
-class Kickstarting(Stage):
-    """Add the cross-entropy of a teacher to the policy's loss (kickstarting, Schmitt et al. 2018, arXiv 1803.03835).
-
-    ``loss_policy <- loss_policy + weight * imitation_nats``; see ``Imitation``. It follows a stage which writes
-    ``loss_policy``, after an imitation of the same teacher, whose state it shares and does not save.
-
-    Bias: that of the chain, and ``weight`` times the gradient of the cross-entropy. Cost: as ``Imitation``.
-
-    Args:
-        teacher: see ``Imitation``.
-        weight: weight of the cross-entropy.
-    """
-
-    in_keys = [keys.DEMONSTRATION_LOG_PROB, keys.LOSS_POLICY]
-    out_keys = [keys.LOSS_POLICY]
-    unbiased = False
-
-    def __init__(self, teacher: BoundaryAgent, weight: float) -> None:
-        super().__init__()
-        self._shared = (teacher,)  # in a tuple, it is no submodule
-        self.weight = weight
-
-    @property
-    def teacher(self) -> BoundaryAgent:
-        """Agent which is imitated."""
-        return self._shared[0]
-
-    def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Add to ``loss_policy``, [.., T]."""
-        nats = -tensordict[keys.DEMONSTRATION_LOG_PROB]
-        tensordict.set((keys.DIAGNOSTICS, "imitation_nats"), nats.detach())
-        loss = tensordict[keys.LOSS_POLICY]
-        return tensordict.set(keys.LOSS_POLICY, loss + self.weight * nats)
-
-
 class _Proposal(Stage):
     """Common to stages which draw the boundaries of the first rollouts from a fixed-rate Bernoulli q, q(1) = rate.
 

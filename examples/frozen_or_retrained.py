@@ -55,14 +55,7 @@ SLOW_ESTIMATORS = {
     "rloo, gamma 0.9, learning rate 0.0015": [*ESTIMATORS["rloo, gamma 0.9"], SLOW],
 }
 # together with the model alone: is it rewards which move the policy away, or the model under it?
-ONLY_TOGETHER = {
-    "no rewards": ["loss.policy=0"],
-    "rloo, gamma 0.9, imitation goes on": [
-        *REWARDS,
-        *ESTIMATORS["rloo, gamma 0.9"],
-        "imitation.final_weight=0.1",
-    ],
-}
+ONLY_TOGETHER = {"no rewards": ["loss.policy=0"]}
 
 
 def train(store: Path, name: str, seed: int, options: list[str]) -> Path:

@@ -15,7 +15,6 @@ from tokenv.agents.learned import Learned
 from tokenv.config.components import build_components
 from tokenv.config.files import merge, resolve
 from tokenv.core import checkpoints, keys
-from tokenv.core.errors import UserError
 from tokenv.core.expectations import all_boundaries, forcing_noise
 from tokenv.core.sequences import SequenceBatch
 from tokenv.env.rollout import rollout
@@ -151,52 +150,6 @@ def test_training_begins_with_imitation_and_resumes_inside_it(tmp_path: Path, te
         "train/flops",
     ):
         assert resumed[name] == whole[name]
-
-
-@pytest.mark.parametrize("name", ["reinforce", "rloo"])
-def test_kickstarting_adds_the_gradient_of_the_imitation(name: str) -> None:
-    imitation: dict[str, Any] = {"teacher": {"name": "whitespace"}}
-    changes = {"imitation": imitation, "estimator": {"name": name}}
-    slopes = []
-    for final_weight in (0.0, 0.5):
-        imitation["final_weight"] = final_weight
-        components = build_components(resolve([], merge(settings(), changes)))
-        components.lm.double()
-        components.agent.double()
-        every = [components, components.imitating()]
-        for each in every[: 2 if final_weight == 0 else 1]:
-            td = rollout(
-                components.lm,
-                components.agent,
-                TEXT,
-                each.sampling,
-                generator=torch.Generator().manual_seed(0),
-            )
-            loss = mean_over_decisions(each.estimator(td), keys.LOSS_POLICY)
-            of_all = gradients(loss, components.lm, components.agent)
-            slopes.append(torch.cat([slope.flatten() for slope in of_all]))
-    plain, imitated, kickstarted = slopes
-    assert imitated.abs().max() > 0
-    torch.testing.assert_close(kickstarted, plain + 0.5 * imitated)
-
-
-def test_an_imitation_may_go_on_beside_the_rewards(tmp_path: Path) -> None:
-    changes = {
-        "imitation": {"teacher": TEACHERS["entropy"], "fraction": 0.5, "final_weight": 0.5},
-        "checkpoint": {"every_symbols": 512},
-    }
-    config = resolve([], merge(settings(), changes))
-    whole = run(config, tmp_path / "whole")
-    updates = len(whole["train/bits_per_byte"])
-    assert len(whole["train/imitation_nats"]) == updates
-    assert len(whole["train/loss_policy"]) == updates - updates // 2
-    saved = checkpoints.load(checkpoints.list_complete(tmp_path / "whole")[-2])
-    assert saved.state["symbols"] > 0.5 * config.train.symbols
-    resumed = run(config, tmp_path / "resumed", saved)
-    assert resumed["train/loss_policy"] == whole["train/loss_policy"]
-    straight = merge(settings(), changes | {"estimator": {"name": "straight"}})
-    with pytest.raises(UserError, match=r"final_weight = 0\.5 with estimator.name = 'straight'"):
-        build_components(resolve([], straight))
 
 
 def test_one_sample_is_drawn_until_the_estimator_begins(tmp_path: Path) -> None:

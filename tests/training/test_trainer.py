@@ -96,35 +96,6 @@ def test_the_agent_has_a_learning_rate_of_its_own(tiny_settings: dict[str, Any])
         assert step == pytest.approx(expected, rel=1e-2), name
 
 
-def test_the_agent_imitates_at_a_learning_rate_of_its_own(
-    tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tiny_settings["train"] |= {"symbols": 1536, "learning_rate": 1e-3, "agent_learning_rate": 2e-4}
-    tiny_settings["train"] |= {"warmup_symbols": 0, "final_learning_rate": 1.0}  # a constant rate
-    tiny_settings["imitation"] = {
-        "teacher": {"name": "whitespace"},
-        "fraction": 0.5,
-        "learning_rate": 5e-3,
-    }
-    rates: list[dict[bool, float]] = []
-    step = training.optimizer_step
-
-    def recorded(optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
-        rates.append({group["policy"]: group["lr"] for group in optimizer.param_groups})
-        step(optimizer, *arguments)
-
-    monkeypatch.setattr(training, "optimizer_step", recorded)
-    _, whole = run(tiny_settings, tmp_path / "whole")
-    imitating = {False: 1e-3, True: 5e-3}
-    rewarded = {False: 1e-3, True: 2e-4}
-    half = len(rates) // 2
-    assert half > 1
-    assert rates == [pytest.approx(imitating)] * half + [pytest.approx(rewarded)] * half
-    for saved in checkpoints.list_complete(tmp_path / "whole")[:-1]:
-        _, resumed = run(tiny_settings, tmp_path / saved.name, resume=checkpoints.load(saved))
-        assert without_clock(resumed) == without_clock(whole)
-
-
 def test_its_own_learning_rate_resumes_bit_for_bit(
     tiny_settings: dict[str, Any], tmp_path: Path
 ) -> None:

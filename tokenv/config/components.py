@@ -36,7 +36,7 @@ from tokenv.core.rates import RateRange, mean_rate
 from tokenv.data.corpus import Corpus, load_corpus
 from tokenv.data.tokenizer import train_bpe
 from tokenv.estimators.base import Chain, chain
-from tokenv.estimators.surrogates import Imitation, Kickstarting
+from tokenv.estimators.surrogates import Imitation
 from tokenv.lm.codecs.base import Codec
 from tokenv.lm.flops import (
     FLOPS_PER_PARAMETER,
@@ -406,25 +406,7 @@ def _build_learners(
             raise UserError(str(error)) from error
         teacher = build_agent(config.imitation.teacher, "imitation.teacher", **of_agents)
         imitation = chain(Imitation(teacher))
-        if config.imitation.final_weight:
-            estimator = _kickstarted(estimator, teacher, config)
     return agent, estimator, rate_target, imitation
-
-
-def _kickstarted(estimator: Chain, teacher: BoundaryAgent, config: Config) -> Chain:
-    """Return an estimator whose policy loss has the cross-entropy of the teacher, too."""
-    final_weight = config.imitation.final_weight
-    try:
-        return chain(
-            *estimator.stages,
-            Kickstarting(teacher, final_weight),
-            num_samples=estimator.sampling.num_samples,
-        )
-    except ValueError as error:
-        raise UserError(
-            f"imitation.final_weight = {final_weight} with estimator.name = {config.estimator['name']!r}: expected an "
-            f"estimator with a loss of the policy, or 0: {error}"
-        ) from error
 
 
 def build_references(config: Config, corpus: Corpus) -> dict[str, BoundaryAgent]:

@@ -102,16 +102,11 @@ class ImitationConfig:
             ``imitation.teacher.name=whitespace``; or ``pretrained``, an earlier run. Empty for no imitation.
         fraction: share of ``train.symbols`` for which the policy imitates, in (0, 1]; 1 for the whole run.
         weight: weight of the cross-entropy, in place of ``loss.policy``.
-        final_weight: weight of the cross-entropy in the policy's loss after that (kickstarting); 0 for none.
-        learning_rate: peak for agent and estimator while they imitate, with the same schedule; null for
-            ``train.agent_learning_rate``.
     """
 
     teacher: Section = field(default_factory=dict, metadata={"kind": "agent"})
     fraction: float = field(default=0.05, metadata=SHARE)
     weight: float = field(default=1.0, metadata=POSITIVE)
-    final_weight: float = field(default=0.0, metadata=NOT_NEGATIVE)
-    learning_rate: float | None = field(default=None, metadata=POSITIVE_OR_NULL)
 
     def __post_init__(self) -> None:
         if self.teacher:

@@ -45,21 +45,20 @@ def make_optimizer(
 ) -> torch.optim.AdamW:
     """Build the optimizer which ``train.optimizer`` names, with weight decay on matrices, or on all parameters.
 
-    The key ``lr_scale`` of a parameter group is its learning rate relative to the model's, ``policy`` whether it holds
-    agent and estimator, ``matrices`` the number of matrices in each of its parameters which Muon optimizes.
+    The key ``lr_scale`` of a parameter group is its learning rate relative to the model's, ``matrices`` the number of
+    matrices in each of its parameters which Muon optimizes.
     """
-    groups: dict[tuple[float, bool, float, int, bool], dict[str, Any]] = {}
+    groups: dict[tuple[float, float, int, bool], dict[str, Any]] = {}
     for name, parameter in parameters.items():
         lr_scale = _peak_learning_rate(config, name) / config.learning_rate
         decay = 0.0
         if parameter.dim() >= 2 or config.decay_vectors:
             decay = config.weight_decay
         matrices = _muon_matrices(config, name, parameter)
-        policy = not name.startswith("lm.")
         options = {"lr": lr_scale * config.learning_rate, "weight_decay": decay}
         group = groups.setdefault(
-            (lr_scale, policy, decay, matrices, isinstance(parameter, DTensor)),
-            {"params": [], "lr_scale": lr_scale, "policy": policy, "matrices": matrices} | options,
+            (lr_scale, decay, matrices, isinstance(parameter, DTensor)),
+            {"params": [], "lr_scale": lr_scale, "matrices": matrices} | options,
         )
         group["params"].append(parameter)
     optimizer = {"adamw": torch.optim.AdamW, "muon": Muon}[config.optimizer]
@@ -67,13 +66,9 @@ def make_optimizer(
     return optimizer(list(groups.values()), lr=config.learning_rate, betas=betas, fused=True)
 
 
-def set_learning_rate(
-    optimizer: torch.optim.Optimizer, rate: float, policy_lr_scale: float
-) -> None:
+def set_learning_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
     """Set the learning rate of the model, and those of all parameter groups relative to it."""
     for group in optimizer.param_groups:
-        if group["policy"]:
-            group["lr_scale"] = policy_lr_scale
         group["lr"] = group["lr_scale"] * rate
 
 

@@ -98,24 +98,20 @@ class Objective:
         components: language model, agent, estimator and rate target.
         loss: weights of the losses.
         flops: counter of an update's FLOPs.
-        policy_lr_scale: learning rate of agent and estimator relative to the model's.
     """
 
     components: Components
     loss: LossConfig
     flops: UpdateFlops
-    policy_lr_scale: float
 
     @classmethod
-    def of(
-        cls, components: Components, loss: LossConfig, config: Config, policy_rate: float | None
-    ) -> Objective:
-        """Make the counter of FLOPs which belongs to the components; the policy's peak rate may be the model's."""
+    def of(cls, components: Components, loss: LossConfig, config: Config) -> Objective:
+        """Make the counter of FLOPs which belongs to the components."""
         train = config.train
         batch = Batch(train.gradient_accumulation_steps * train.batch_size, config.data.seq_len)
-        flops = UpdateFlops(components, batch, optimizer_flops(train, components))
-        policy_lr_scale = 1.0 if policy_rate is None else policy_rate / train.learning_rate
-        return cls(components, loss, flops, policy_lr_scale)
+        return cls(
+            components, loss, UpdateFlops(components, batch, optimizer_flops(train, components))
+        )
 
 
 class Trainer:
@@ -173,14 +169,11 @@ class Trainer:
         # An accelerator computes an update while the metrics of the one before are read. The fused optimizer's flag
         # which skips a step does not support DTensor.
         self.asynchronous = is_accelerator(self.device) and self.fsdp_size == 1
-        own_rate = config.train.agent_learning_rate
-        self.objective = Objective.of(self.components, config.loss, config, own_rate)
+        self.objective = Objective.of(self.components, config.loss, config)
         self.imitation: Objective | None = None
         if self.components.imitation is not None:
             weights = replace(config.loss, policy=config.imitation.weight, rate=0.0)
-            imitating = self.components.imitating()
-            own_rate = config.imitation.learning_rate or own_rate
-            self.imitation = Objective.of(imitating, weights, config, own_rate)
+            self.imitation = Objective.of(self.components.imitating(), weights, config)
         self.metrics = MetricsLogger(
             self.state,
             log,
@@ -277,8 +270,8 @@ class Trainer:
         train = self.config.train
         symbols = state.symbols + self.symbols_per_update
         rate = learning_rate(train, symbols)
+        set_learning_rate(self.optimizer, rate)
         objective = self.current_objective()
-        set_learning_rate(self.optimizer, rate, objective.policy_lr_scale)
         self.step.components = objective.components
         self.step.weights = objective.loss
         values, rollouts = accumulate_gradients(self.step, self.passes(), self.group)
