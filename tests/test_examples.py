@@ -126,6 +126,32 @@ def test_a_table_is_forecast_with_intervals(tmp_path):
     assert (future["tokenv-lo-80"] <= future["tokenv-hi-80"]).all()
 
 
+def test_signals_are_read(tmp_path):
+    """Check the clock at jumps, and the pressure against samples written in WFDB's format 212."""
+    module = load("signal_table")
+    value_L = np.zeros(6 * 200)
+    value_L[6 * 40 : 6 * 42] = 50.0
+    value_L[6 * 100 : 6 * 102] = 50.0
+    pd.DataFrame({"mlii": value_L}).to_parquet(tmp_path / "record.parquet")
+    module.main(str(tmp_path / "record.parquet"), str(tmp_path / "heart.parquet"))
+    heart = pd.read_parquet(tmp_path / "heart.parquet")
+    assert heart["mlii"].tolist() == value_L[::6].tolist()
+    expected = 2 * np.pi * np.arange(60) / 64
+    np.testing.assert_allclose(heart["sin64"][40:100], np.sin(expected))
+    np.testing.assert_allclose(heart["cos64"][40:100], np.cos(expected))
+
+    sample_L6 = np.random.default_rng(0).integers(-2048, 2048, (20, 6))
+    first, second = (sample_L6.reshape(-1, 2) % 4096).T
+    middle = first // 256 + second // 256 * 16
+    packed = np.stack([first % 256, middle, second % 256], 1).astype(np.uint8)
+    packed.tofile(tmp_path / "record.dat")
+    module.main(str(tmp_path / "record.dat"), str(tmp_path / "pressure.parquet"))
+    pressure = pd.read_parquet(tmp_path / "pressure.parquet")["abp"]
+    assert pressure.tolist() == pytest.approx(
+        ((sample_L6[:, 4] + 1605) / 12.84).reshape(-1, 2).mean(1)
+    )
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [
