@@ -226,10 +226,10 @@ def stand_ins(folder: Path) -> None:
     _table(folder / TABLE, ETT, 20 * 30 * 24, generator)
     _table(folder / "new.csv", ETT, 200, generator)
     _table(folder / "my.csv", ("load", "price"), 600, generator)
-    for name in ("ecg60", "ecg100"):
-        pd.DataFrame({"mlii": [generator.gauss(0, 1) for _ in range(2000)]}).to_parquet(
-            folder / f"{name}.parquet"
-        )
+    clock = [f"{wave}{period}" for period in (16, 32, 64, 128) for wave in ("sin", "cos")]
+    for name, columns in (("ecg60", ["mlii", *clock]), ("ecg100", ["mlii"]), ("abp", ["abp"])):
+        signals = {column: [generator.gauss(0, 1) for _ in range(2000)] for column in columns}
+        pd.DataFrame(signals).to_parquet(folder / f"{name}.parquet")
     (folder / "lambada_test.jsonl").write_text(
         '{"text": "the last word of this line is here"}\n' * 3
     )
