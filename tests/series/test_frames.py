@@ -166,6 +166,8 @@ def test_a_frequency_may_be_given(model):
     holiday = pd.offsets.CustomBusinessDay(holidays=["2024-03-25"])
     assert model.forecast(frame, 4, freq=holiday)["ds"].iloc[0] == pd.Timestamp("2024-03-26")
     assert model.simulate(frame, 4, freq=holiday)["ds"].iloc[0] == pd.Timestamp("2024-03-26")
+    days = frame.assign(ds=week.date)
+    assert model.forecast(days, 4, freq="B")["ds"].iloc[0] == pd.Timestamp("2024-03-25")
     numbered = long(a=9).assign(ds=range(0, 18, 2))
     assert model.forecast(numbered, 4, freq=2)["ds"].tolist() == [18, 20, 22, 24]
     whole = long(a=60).assign(ds=pd.bdate_range("2024-03-04", periods=60))
@@ -222,6 +224,11 @@ def test_mistakes_are_reported(model):
             "df has no column 'shop' but unique_id, ds, y: expected .* id_col",
         ),
         (frame, {"freq": "fortnight"}, "freq = 'fortnight': expected a frequency of pandas"),
+        (
+            frame,
+            {"freq": 2},
+            "freq = 2 does not follow 2024-01-30 .* a frequency of pandas for dates",
+        ),
         (frame, {"freq": "h"}, "is not 2024-01-30 01:00:00, one step of freq = 'h' after that of"),
     ]
     for each, options, message in cases:

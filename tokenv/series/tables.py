@@ -470,9 +470,17 @@ def _check_frequency(cells: Sequence[DateCell], freq: Frequency) -> None:
     dates = [cell.date for cell in cells]
     if step == pd.offsets.BusinessDay() and _are_business_days(dates):
         return
-    for before, cell in pairwise(cells):
-        following = _add_steps(before.date, step, 1)[0]
-        if cell.date != following:
+    try:
+        if isinstance(step, pd.offsets.BaseOffset):
+            dates = [pd.Timestamp(each) for each in dates]
+        expected = _add_steps(dates[0], step, len(dates) - 1)
+    except (TypeError, ValueError, OverflowError) as error:
+        raise UserError(
+            f"freq = {freq!r} does not follow {cells[0].content}: {error}: expected a step for numbers, and a "
+            "frequency of pandas for dates"
+        ) from error
+    for cell, given, following in zip(cells[1:], dates[1:], expected, strict=True):
+        if given != following:
             raise UserError(
                 f"{cell.location}: the date {cell.content} is not {following}, one step of freq = {freq!r} after that "
                 "of the row before: give every step a row, with empty cells where values are missing, or another freq"
