@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from tokenv.config.schema import Config
 from tokenv.core.errors import COUNT, UserError, check_value
 from tokenv.evaluation.evaluator import EvalOptions
 from tokenv.evaluation.loaded_run import resolve_rate
 from tokenv.library.model import Model
-from tokenv.series.config import SAMPLES, DirectHeadConfig, Frequency, SeriesConfig
+from tokenv.series.config import SAMPLES, DirectHeadConfig, Frequency
 from tokenv.series.contexts import Array, ForecastContexts, last_windows
 from tokenv.series.forecaster import ForecastExcerpt, check_forecast, make_forecasts
 from tokenv.series.scores import SampleForecast
@@ -56,8 +57,7 @@ class FrameColumns:
                 f"{argument} has no column {missing[0]!r} but {', '.join(map(str, frame.columns))}: expected those of "
                 "id_col, time_col and target_col"
             )
-        renamed = frame.rename(columns=names).rename_axis(index=names)
-        return check_frame(argument, renamed)
+        return check_frame(argument, frame.rename(columns=names).rename_axis(index=names))
 
     def write(self, table: pd.DataFrame) -> pd.DataFrame:
         """Return a frame of results with the names which were given."""
@@ -209,8 +209,7 @@ class SeriesModel(Model):
         columns = _quantile_columns(level, quantiles)
         df = names.read("df", df)
         contexts = self._last_windows(df, h, freq, names, X_df)
-        options = EvalOptions(seed=seed, rate=rate)
-        table = self._table(contexts, columns, samples, direct, options)
+        table = self._table(contexts, columns, samples, direct, EvalOptions(seed=seed, rate=rate))
         return names.write(_with_identifiers_of(df, table))
 
     def simulate(
@@ -250,8 +249,9 @@ class SeriesModel(Model):
         self._check(h, n_paths, direct=False)
         df = names.read("df", df)
         contexts = self._last_windows(df, h, freq, names)
-        options = EvalOptions(seed=seed, rate=rate)
-        table = self._table(contexts, {}, n_paths, False, options, paths=True)
+        table = self._table(
+            contexts, {}, n_paths, False, EvalOptions(seed=seed, rate=rate), paths=True
+        )
         paths = table.melt([IDENTIFIER, DATE], var_name=SAMPLE, value_name=MODEL)
         paths = _by_identifier(paths.astype({SAMPLE: int}))
         return names.write(_with_identifiers_of(df, paths))
@@ -311,10 +311,10 @@ class SeriesModel(Model):
             step_size = h
         check_value("step_size", step_size, COUNT)
         df = names.read("df", df)
-        recordings = read_frame(df, self._series_options(freq))
-        contexts = last_windows(recordings, self.config, h, windows=n_windows, step=step_size)
-        options = EvalOptions(seed=seed, rate=rate)
-        table = self._table(contexts, columns, samples, direct, options)
+        config = self._config_with(freq)
+        recordings = read_frame(df, config.data.options)
+        contexts = last_windows(recordings, config, h, windows=n_windows, step=step_size)
+        table = self._table(contexts, columns, samples, direct, EvalOptions(seed=seed, rate=rate))
         return names.write(_with_identifiers_of(df, table))
 
     def _check(self, h: int, samples: int, direct: bool | None) -> bool:
@@ -328,12 +328,13 @@ class SeriesModel(Model):
         check_forecast(config, h, samples=samples, direct=direct, held_out=False)
         return direct
 
-    def _series_options(self, freq: Frequency) -> SeriesConfig:
-        """Return the run's options of series, with another frequency if one is given."""
-        options = self.config.data.options
+    def _config_with(self, freq: Frequency) -> Config:
+        """Return the run's configuration, with another frequency of the dates if one is given."""
+        config = self.config
         if freq is None:
-            return options
-        return replace(options, freq=freq)
+            return config
+        options = replace(config.data.options, freq=freq)
+        return replace(config, data=replace(config.data, options=options))
 
     def _last_windows(
         self,
@@ -344,7 +345,8 @@ class SeriesModel(Model):
         X_df: pd.DataFrame | None = None,
     ) -> ForecastContexts:
         """Return the series' ends, with the covariates of the next steps."""
-        options = self._series_options(freq)
+        config = self._config_with(freq)
+        options = config.data.options
         if X_df is not None:
             X_df = replace(names, target_col=TARGET).read("X_df", X_df)
             expected = options.future_covariates
@@ -355,8 +357,7 @@ class SeriesModel(Model):
                     f"data.options.future_covariates = {expected!r}, and dates as in df"
                 )
             df = pd.concat([df, X_df])
-        contexts = last_windows(read_frame(df, options), self.config, h)
-        return replace(contexts, options=options)
+        return last_windows(read_frame(df, options), config, h)
 
     def _table(
         self,
@@ -380,13 +381,11 @@ class SeriesModel(Model):
         ):
             distribution = forecasts.forecast.distribution
             for row, each in enumerate(forecasts.excerpts()):
-                columns = {
-                    MODEL: each.mean_HC,
-                    **dict(zip(quantiles, each.quantile_QHC, strict=True)),
-                }
+                columns: dict[Any, Array] = {MODEL: each.mean_HC}
+                columns |= zip(quantiles, each.quantile_QHC, strict=True)
                 if paths:
                     assert isinstance(distribution, SampleForecast)
-                    columns = dict[Any, Array](enumerate(distribution.sample_BSHC[row]))
+                    columns = dict(enumerate(distribution.sample_BSHC[row]))
                 end = int(contexts.end_P[len(parts)])
                 parts.append(_channel_frames(each, forecasts.batch.series[row], columns, end))
         order = np.lexsort((contexts.end_P, contexts.series_P))
