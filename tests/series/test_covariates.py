@@ -92,6 +92,19 @@ def test_past_covariates_of_the_future_are_not_read(model):
     assert (model.cross_validation(changed, HORIZON)["tokenv"] != mean).any()
 
 
+def test_a_static_covariate_is_a_column_with_one_value_in_each_series(model):
+    series = pd.concat([demand(60, 5), demand(60, 5, "b")]).drop(columns="wind")
+
+    def forecast(**wind):
+        static = pd.DataFrame({"unique_id": wind.keys(), "wind": wind.values()})
+        windows = model.cross_validation(series.merge(static, on="unique_id"), HORIZON)
+        return windows["tokenv"].to_numpy().reshape(2, HORIZON)
+
+    forecasts = forecast(a=-1.0, b=1.0)
+    assert (np.abs(forecasts[0] - forecasts[1]) > 0.01).any()
+    np.testing.assert_allclose(forecast(a=1.0, b=-1.0), forecasts[::-1], rtol=1e-4)
+
+
 def test_the_plan_is_standardised_as_in_training(model):
     codec = model.lm.codec
     plan = pd.concat([demand()[HORIZON : 480 + HORIZON], demand(400, 1)[HORIZON : 320 + HORIZON]])[

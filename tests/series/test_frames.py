@@ -279,6 +279,41 @@ def test_values_after_a_cutoff_are_not_read(model):
     pd.testing.assert_frame_equal(one.drop(columns="y")[:6], other.drop(columns="y")[:6])
 
 
+@pytest.mark.parametrize("order", ["by series", "shuffled", "wide"])
+def test_a_model_trained_again_reads_the_frame_up_to_each_cutoff(model, order):
+    frame = long(b=70, a=52)
+    names = {"id_col": "unique_id", "time_col": "day", "target_col": "y"}
+    if order == "shuffled":
+        frame = frame.sample(frac=1, random_state=0)
+    if order == "wide":
+        frame = long(a=60).set_index("ds")[["y"]]
+        names = {}
+    else:
+        frame = frame.rename(columns={"ds": "day"})
+    given = {"n_windows": 3, "step_size": 4, "level": 80, **names}
+    seen = []
+
+    def refit(known):
+        seen.append(known)
+        return model
+
+    windows = model.cross_validation(frame, 5, refit=refit, **given)
+    fixed = model.cross_validation(frame, 5, **given)
+    places = ["unique_id", names.get("time_col", "ds"), "cutoff", "y"]
+    pd.testing.assert_frame_equal(windows[places], fixed[places])
+    number = windows.groupby("unique_id")["cutoff"].rank("dense")
+    for window, known in enumerate(seen, start=1):
+        found = windows[number == window].drop(columns=["cutoff", "y"]).reset_index(drop=True)
+        forecasts = model.forecast(known, 5, level=80, **names)
+        pd.testing.assert_frame_equal(found, forecasts)
+    assert len(seen) == 3
+
+
+def test_nothing_is_trained_again_for_windows_which_do_not_fit(model):
+    with pytest.raises(UserError, match="choose fewer windows"):
+        model.cross_validation(long(a=40), 5, n_windows=8, refit=pytest.fail)
+
+
 def test_windows_without_dates_have_numbers_of_rows(model):
     wide = pd.DataFrame({"a": np.arange(60.0), "b": np.arange(60.0) % 7})
     options = replace(model.config.data.options, date=None)

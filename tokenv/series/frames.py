@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -273,11 +273,12 @@ class SeriesModel(Model):
         direct: bool | None = None,
         seed: int = 0,
         rate: float | None = None,
+        refit: Callable[[pd.DataFrame], SeriesModel] | None = None,
     ) -> pd.DataFrame:
         """Forecast the last windows of series, whose values are known (rolling-origin cross-validation).
 
-        The model is not trained again, and reads nothing after a window's cutoff. Whether the values were part of its
-        training is the caller's to know.
+        A model reads nothing after a window's cutoff. Unless it is trained again (``refit``), whether the values were
+        part of its training is the caller's to know.
 
         Args:
             df: see ``forecast``.
@@ -294,6 +295,8 @@ class SeriesModel(Model):
             direct: see ``forecast``.
             seed: the same seed gives the same result.
             rate: see ``forecast``.
+            refit: function called for every window with the rows of ``df`` up to its cutoff, which returns the model
+                that forecasts this window; None to forecast all with this model.
 
         Returns:
             The columns of ``forecast`` for each series, window and step, with ``cutoff`` (the last date which the model
@@ -314,8 +317,27 @@ class SeriesModel(Model):
         config = self._config_with(freq)
         recordings = read_frame(df, config.data.options)
         contexts = last_windows(recordings, config, h, windows=n_windows, step=step_size)
-        table = self._table(contexts, columns, samples, direct, EvalOptions(seed=seed, rate=rate))
-        return names.write(_with_identifiers_of(df, table))
+        if refit is None:
+            options = EvalOptions(seed=seed, rate=rate)
+            table = self._table(contexts, columns, samples, direct, options)
+            return names.write(_with_identifiers_of(df, table))
+        tables = []
+        for later in reversed(range(0, n_windows * step_size, step_size)):
+            model = refit(names.write(_without_last(df, later + h)))
+            tables.append(
+                model.cross_validation(
+                    _without_last(df, later),
+                    h,
+                    freq=freq,
+                    level=level,
+                    quantiles=quantiles,
+                    samples=samples,
+                    direct=direct,
+                    seed=seed,
+                    rate=rate,
+                )
+            )
+        return names.write(_by_identifier(pd.concat(tables)))
 
     def _check(self, h: int, samples: int, direct: bool | None) -> bool:
         """Check the arguments of a forecast, and return whether the direct head makes it."""
@@ -392,6 +414,15 @@ class SeriesModel(Model):
         by_channel = [pd.concat(part, ignore_index=True) for part in parts]
         table = pd.concat([by_channel[index] for index in order], ignore_index=True)
         return _by_identifier(table)  # joint series: one channel after the other
+
+
+def _without_last(frame: pd.DataFrame, steps: int) -> pd.DataFrame:
+    """Return a frame without the last steps of every series, its rows in their order."""
+    if IDENTIFIER not in frame:
+        return frame.iloc[: len(frame) - steps]
+    frame = frame.reset_index(drop=True)
+    of_series = frame.sort_values(DATE, kind="stable").groupby(IDENTIFIER, observed=True)
+    return frame[of_series.cumcount(ascending=False).sort_index() >= steps]
 
 
 def _by_identifier(table: pd.DataFrame) -> pd.DataFrame:
