@@ -295,12 +295,14 @@ def device() -> torch.device:
         device_count=lambda: 1,
         get_amp_supported_dtype=lambda: [torch.bfloat16],
         get_device_name=lambda device: "pretended accelerator",
+        get_rng_state=lambda device: torch.empty(0),  # fork_rng asks all devices, long after this
         is_available=lambda: True,
         is_initialized=lambda: True,
         manual_seed_all=lambda seed: None,
         max_memory_allocated=lambda device: 2**20,
         mem_get_info=lambda device: (2**33, 2**34),
         set_device=lambda device: None,
+        set_rng_state=lambda state, device: None,
         # libraries call it anywhere
         synchronize=lambda device=None: [mode.wait("synchronize") for mode in _entered],
         _is_in_bad_fork=lambda: False,
