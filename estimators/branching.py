@@ -48,7 +48,22 @@ def inverse_probability(decision_mask: Tensor, chosen: Tensor, positions: int) -
     return length.to(torch.get_default_dtype()).where(chosen, 0.0)
 
 
-class BitFlip(Stage):
+class _ForcedDecisions(Stage):
+    """Base of stages which force some decisions of every sequence, and draw the later ones again."""
+
+    samples = 2
+
+    def __init__(self, positions: int = 1) -> None:
+        super().__init__()
+        if positions < 1:
+            raise ValueError(
+                f"positions = {positions}: expected at least 1 forced decision per sequence"
+            )
+        self.positions = positions
+        self.unbiased = positions == 1
+
+
+class BitFlip(_ForcedDecisions):
     """Force one random decision both ways and compare.
 
     Two samples share all random numbers; at one random position i (of d) the first is forced to 1 and the second to 0:
@@ -69,17 +84,7 @@ class BitFlip(Stage):
 
     in_keys = [keys.ADVANTAGE, keys.NOISE, keys.BOUNDARY_LOGITS, keys.DECISION_MASK]
     out_keys = [keys.LOSS_POLICY]
-    samples = 2
     even = True
-
-    def __init__(self, positions: int = 1) -> None:
-        super().__init__()
-        if positions < 1:
-            raise ValueError(
-                f"positions = {positions}: expected at least 1 forced decision per sequence"
-            )
-        self.positions = positions
-        self.unbiased = positions == 1
 
     def couple(
         self, noise: Tensor, decision_mask: Tensor, generator: torch.Generator | None
@@ -111,7 +116,7 @@ class BitFlip(Stage):
         return tensordict
 
 
-class Branch(Stage):
+class Branch(_ForcedDecisions):
     """Draw normally, and once more with some boundaries forced, by a forward pass only.
 
     Sample 0 is the policy's own. In the others, with the same random numbers, a boundary is forced at chosen positions
@@ -132,17 +137,7 @@ class Branch(Stage):
 
     in_keys = [keys.ADVANTAGE, keys.ACTION, keys.NOISE, keys.BOUNDARY_LOGITS, keys.DECISION_MASK]
     out_keys = [keys.LOSS_POLICY]
-    samples = 2
     reward_only = True
-
-    def __init__(self, positions: int = 1) -> None:
-        super().__init__()
-        if positions < 1:
-            raise ValueError(
-                f"positions = {positions}: expected at least 1 forced boundary per sequence"
-            )
-        self.positions = positions
-        self.unbiased = positions == 1
 
     def couple(
         self, noise: Tensor, decision_mask: Tensor, generator: torch.Generator | None

@@ -398,18 +398,12 @@ class EMASmoothing(Chunking):
         return _EMASmoothingStepper(self, batch, device)
 
 
-class _EMASmoothingStepper(Stepper):
+class _EMASmoothingStepper(_NewestTokenStepper):
+    """Keeps the newest smoothed token z as the newest token."""
+
     def __init__(self, chunking: EMASmoothing, batch: int, device: torch.device) -> None:
+        super().__init__(batch, chunking.width, device, chunking.residual_proj.weight.dtype)
         self.chunking = chunking
-        self.z_BD = torch.zeros(
-            batch, chunking.width, device=device, dtype=chunking.residual_proj.weight.dtype
-        )
-
-    def reset(self, rows_B: Tensor) -> None:
-        self.z_BD = self.z_BD.masked_fill(rows_B[:, None], 0.0)
-
-    def token(self, x_BD: Tensor) -> Tensor:
-        return x_BD
 
     def read(
         self,
@@ -418,13 +412,13 @@ class _EMASmoothingStepper(Stepper):
         boundary_B: Tensor,
         prob_B: Tensor | None,
     ) -> Tensor:
-        z_BD = token_BD.to(self.z_BD.dtype)
+        z_BD = token_BD.to(self.newest_BD.dtype)
         if prob_B is not None:
             prob_B1 = prob_B.to(z_BD.dtype).clamp(MARGIN, 1 - MARGIN).unsqueeze(-1)
-            z_BD = prob_B1 * z_BD + (1 - prob_B1) * self.z_BD
-        self.z_BD = torch.where(
+            z_BD = prob_B1 * z_BD + (1 - prob_B1) * self.newest_BD
+        self.newest_BD = torch.where(
             boundary_B[:, None],
             z_BD,
-            self.z_BD,
+            self.newest_BD,
         )
-        return (self.z_BD + self.chunking.residual(x_BD)).to(x_BD.dtype)
+        return (self.newest_BD + self.chunking.residual(x_BD)).to(x_BD.dtype)
