@@ -1,20 +1,36 @@
-"""Write the tables of docs/results.md from the runs beside this file: ``python docs/results/tables.py``.
+"""Write the tables of docs/results.md and docs/released.md, and ablations.png, from the runs beside this file.
+
+    python docs/results/tables.py
 
 Each table follows a comment with its name, such as ``<!-- table: books -->``.
 """
 
+import math
 import re
 from pathlib import Path
 
 import pandas as pd
+from matplotlib.figure import Figure
 from scipy import stats
 
-from tokenv.plotting.theme import with_error
+from tokenv.compare.score_statistics import Difference, apply_holm
+from tokenv.plotting.figures import save_png
+from tokenv.plotting.theme import BLUE, GREEN, ORANGE, with_error
 
 FOLDER = Path(__file__).parent
-PAGE = FOLDER.parent / "results.md"
 REFERENCE = "learned, whitespace first"
 NO_TOKENS = 0.01  # boundaries per byte of a transformer, whose one token is the first byte
+BASELINE = "baseline"
+LEVEL = 0.05
+# Rate, bits per byte and share of blanks with a boundary in one run each of the released code, on FineWeb.
+RELEASED = {
+    "baseline": (0.196, 1.548, 0.99),
+    "gamma 1": (0.215, 1.542, 0.41),
+    "no early exit in rewards": (0.200, 1.562, 0.72),
+    "not centred over the batch": (0.208, 1.543, 0.99),
+    "window 0": (0.196, 1.51, 0.99),
+}
+COLOURS = {"whitespace first": BLUE, "no imitation": ORANGE, "books": GREEN}
 
 
 def row_name(method: str) -> str:
@@ -29,14 +45,21 @@ def mean_and_error(value: pd.Series) -> str:
     return with_error(value.mean(), value.sem())
 
 
-def paired_difference(method: pd.Series, reference: pd.Series) -> str:
-    """Return the mean difference over shared seeds with its 95% interval and p of the paired t-test."""
+def paired_test(method: pd.Series, reference: pd.Series) -> Difference:
+    """Return the mean difference over shared seeds with the 95% interval and p of a paired t-test; NaN for one."""
     difference = (method - reference).dropna()
     if len(difference) < 2:
-        return ""
+        return Difference(difference.mean(), *[math.nan] * 5)
     test = stats.ttest_1samp(difference, 0)
     low, high = test.confidence_interval()
-    text = f"{difference.mean():.3f} ({low:.3f} to {high:.3f}), {test.pvalue:.2g}"
+    return Difference(difference.mean(), math.nan, difference.sem(), low, high, test.pvalue)
+
+
+def describe_test(test: Difference, p: float) -> str:
+    """Return a difference with its 95% interval and a p-value; nothing for one seed."""
+    if math.isnan(test.p):
+        return ""
+    text = f"{test.mean:.3f} ({test.low:.3f} to {test.high:.3f}), {p:.2g}"
     return text.replace("-", "−")
 
 
@@ -49,9 +72,10 @@ def compare_methods(runs: pd.DataFrame) -> list[str]:
     lines.append("|---|---|---|---|---|")
     for method in by_seed.mean().sort_values().index:
         loss = by_seed[method].dropna()
-        difference = paired_difference(loss, by_seed[REFERENCE])
-        if method == REFERENCE:
-            difference = "reference"
+        difference = "reference"
+        if method != REFERENCE:
+            test = paired_test(loss, by_seed[REFERENCE])
+            difference = describe_test(test, test.p)
         rate = f"{rates[method]:.3f}"
         if rates[method] < NO_TOKENS:
             rate = "–"
@@ -77,31 +101,128 @@ def compare_budgets(runs: pd.DataFrame) -> list[str]:
     return lines
 
 
-def make_tables() -> dict[str, list[str]]:
-    """Return the lines of all tables by name."""
+def test_ablations(runs: pd.DataFrame) -> dict[str, Difference]:
+    """Return every ablation's difference from the baseline; p-values have Holm's correction as well."""
+    by_seed = runs.pivot(index="seed", columns="method", values="bits_per_byte")
+    tests = {}
+    for method in by_seed.mean().sort_values().index:
+        if method != BASELINE:
+            tests[method, BASELINE] = paired_test(by_seed[method], by_seed[BASELINE])
+    return {method: test for (method, _), test in apply_holm(tests).items()}
+
+
+def describe_ablation(test: Difference) -> str:
+    """Return a difference from the baseline, in bold where it is separable."""
+    text = describe_test(test, test.p_holm)
+    if test.p_holm < LEVEL:
+        return f"**{text}**"
+    return text
+
+
+def released_figure(method: str, number: int) -> str:
+    """Return a figure of the released code in italics; nothing for a method without one."""
+    if method not in RELEASED:
+        return ""
+    return f" *{RELEASED[method][number]:g}*"
+
+
+def compare_ablations(runs: pd.DataFrame) -> list[str]:
+    """Return the lines of the table of all ablations after an imitation of whitespace, the best first."""
+    tests = test_ablations(runs)
+    lines = [
+        "| | rate at the end | bits per byte | blanks with a boundary | behind the baseline (95%), p |"
+    ]
+    lines.append("|---|---|---|---|---|")
+    for method in [BASELINE, *tests]:
+        own = runs[runs["method"] == method]
+        rate = f"{own['boundary_rate_raw'].mean():.3f}{released_figure(method, 0)}"
+        bits = f"{mean_and_error(own['bits_per_byte'])}{released_figure(method, 1)}"
+        blanks = f"{own['whitespace_recall'].mean():.2f}{released_figure(method, 2)}"
+        difference = ""
+        if method in tests:
+            difference = describe_ablation(tests[method])
+        lines.append(f"| {method} | {rate} | {bits} | {blanks} | {difference} |")
+    return lines
+
+
+def compare_conditions(runs: pd.DataFrame) -> list[str]:
+    """Return the lines of the table of ablations without imitation, and on books."""
+    lines = ["| | | bits per byte | blanks with a boundary | behind the baseline (95%), p |"]
+    lines.append("|---|---|---|---|---|")
+    for condition, of_condition in runs.groupby("protocol", sort=False):
+        tests = test_ablations(of_condition)
+        for method in [BASELINE, *tests]:
+            own = of_condition[of_condition["method"] == method]
+            bits = mean_and_error(own["bits_per_byte"])
+            blanks = f"{own['whitespace_recall'].mean():.2f}"
+            difference = ""
+            if method in tests:
+                difference = describe_ablation(tests[method])
+            lines.append(f"| {condition} | {method} | {bits} | {blanks} | {difference} |")
+    return lines
+
+
+def draw_ablations(runs: pd.DataFrame, path: Path) -> None:
+    """Draw the difference of every ablation from the baseline with its 95% interval, a colour for each protocol."""
+    methods = list(test_ablations(runs[runs["protocol"] == "whitespace first"]))
+    figure = Figure(figsize=(7, 4.6), dpi=140, layout="constrained")
+    axes = figure.subplots()
+    axes.axvline(0, color="grey", lw=0.8)
+    for number, (protocol, of_protocol) in enumerate(runs.groupby("protocol", sort=False)):
+        tests = test_ablations(of_protocol)
+        rows = [methods.index(method) + 0.22 * (number - 1) for method in tests]
+        means = [test.mean for test in tests.values()]
+        reach = [(test.high - test.low) / 2 for test in tests.values()]
+        axes.errorbar(
+            means, rows, xerr=reach, fmt="o", ms=4, color=COLOURS[protocol], label=protocol
+        )
+    axes.set_yticks(range(len(methods)), methods)
+    axes.invert_yaxis()
+    axes.set_xlabel("bits per byte more than the baseline (95% interval)")
+    axes.legend(frameon=False)
+    save_png(figure, path)
+
+
+def make_tables() -> dict[str, dict[str, list[str]]]:
+    """Return the lines of all tables by page and name."""
     python = pd.read_csv(FOLDER / "python.csv")
     books = pd.read_csv(FOLDER / "books-runs.csv")
+    ablations = pd.read_csv(FOLDER / "ablations.csv")
     at_2mb = python[python["budget"] == "2 MB"]
     exact = at_2mb[at_2mb["precision"] == "float32"]
     repeated = set(exact["method"]) - {REFERENCE}
     others = at_2mb[(at_2mb["precision"] == "bfloat16") & ~at_2mb["method"].isin(repeated)]
-    return {
+    after_whitespace = ablations["protocol"] == "whitespace first"
+    results = {
         "2 MB": compare_methods(exact),
         "2 MB, bfloat16": compare_methods(others),
         "6 and 20 MB": compare_budgets(python[python["budget"] != "2 MB"]),
         "books": compare_methods(books),
     }
+    released = {
+        "ablations": compare_ablations(ablations[after_whitespace]),
+        "other ablations": compare_conditions(ablations[~after_whitespace]),
+    }
+    return {"results.md": results, "released.md": released}
 
 
-def fill(page: str) -> str:
-    """Return a page with the lines of each table after the comment with its name."""
-    for name, lines in make_tables().items():
-        comment = f"<!-- table: {name} -->\n"
-        assert comment in page, f"{PAGE} has no {comment}"
-        table = "\n".join(lines) + "\n"
-        page = re.sub(f"{comment}(\\|.*\n)*", lambda _, new=comment + table: new, page)
+def fill(name: str, page: str) -> str:
+    """Return a page with the lines of each of its tables after the comment with the table's name."""
+    for table, lines in make_tables()[name].items():
+        comment = f"<!-- table: {table} -->\n"
+        assert comment in page, f"{name} has no {comment}"
+        written = comment + "\n".join(lines) + "\n"
+        page = re.sub(f"{comment}(\\|.*\n)*", lambda _, new=written: new, page)
     return page
 
 
+def main() -> None:
+    """Write tables and picture."""
+    for name in make_tables():
+        path = FOLDER.parent / name
+        path.write_text(fill(name, path.read_text()))
+    draw_ablations(pd.read_csv(FOLDER / "ablations.csv"), FOLDER / "ablations.png")
+
+
 if __name__ == "__main__":
-    PAGE.write_text(fill(PAGE.read_text()))
+    main()
