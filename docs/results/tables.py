@@ -158,7 +158,10 @@ def compare_conditions(runs: pd.DataFrame) -> list[str]:
             difference = ""
             if method in tests:
                 difference = describe_ablation(tests[method])
-            lines.append(f"| {condition} | {method} | {bits} | {blanks} | {difference} |")
+            name = ""
+            if method == BASELINE:
+                name = condition
+            lines.append(f"| {name} | {method} | {bits} | {blanks} | {difference} |")
     return lines
 
 
