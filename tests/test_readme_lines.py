@@ -45,7 +45,6 @@ LEFT_OUT = {
     "tokenv compare with compare-estimators mine.yaml": "a method more is in test_protocols",
     "from stable_baselines3": "an extra; test_sb3 runs it",
     "import lm_eval": "an extra; test_lm_eval_model runs the like",
-    "td = env.one_pass(": "the method in three lines of somebody's function",
 }
 BLOCK = re.compile(r"^```(\S+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 TITLE = re.compile(r'title="([^"]+)"')
