@@ -5,15 +5,14 @@
 Each table follows a comment with its name, such as ``<!-- table: books -->``.
 """
 
-import math
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pandas as pd
 from matplotlib.figure import Figure
-from scipy import stats
 
-from tokenv.compare.score_statistics import Difference, apply_holm
+from tokenv.compare.score_statistics import Difference, compare_scores
 from tokenv.plotting.figures import save_png
 from tokenv.plotting.theme import BLUE, GREEN, ORANGE, with_error
 
@@ -21,7 +20,6 @@ FOLDER = Path(__file__).parent
 REFERENCE = "learned, whitespace first"
 NO_TOKENS = 0.01  # boundaries per byte of a transformer, whose one token is the first byte
 BASELINE = "baseline"
-LEVEL = 0.05
 # Rate, bits per byte and share of blanks with a boundary in one run each of the released code, on FineWeb.
 RELEASED = {
     "baseline": (0.196, 1.548, 0.99),
@@ -45,19 +43,25 @@ def mean_and_error(value: pd.Series) -> str:
     return with_error(value.mean(), value.sem())
 
 
-def paired_test(method: pd.Series, reference: pd.Series) -> Difference:
-    """Return the mean difference over shared seeds with the 95% interval and p of a paired t-test; NaN for one."""
-    difference = (method - reference).dropna()
-    if len(difference) < 2:
-        return Difference(difference.mean(), *[math.nan] * 5)
-    test = stats.ttest_1samp(difference, 0)
-    low, high = test.confidence_interval()
-    return Difference(difference.mean(), math.nan, difference.sem(), low, high, test.pvalue)
+def compare_with(reference: str, runs: pd.DataFrame) -> dict[str, Difference]:
+    """Return every other method's difference from a reference by paired t-tests over shared seeds, the best first.
+
+    A run's loss counts as that of a single document, so that intervals and p-values account for the seeds alone.
+    """
+    losses = {}
+    seeds = {}
+    best_first = runs.groupby("method")["bits_per_byte"].mean().sort_values().index
+    for method in [*best_first.drop(reference), reference]:
+        own = runs[runs["method"] == method]
+        losses[method] = own[["bits_per_byte"]]
+        seeds[method] = list(own["seed"])
+    pairs = compare_scores(losses, seeds=seeds, reference=reference).differences
+    return {first: pairs[first, second] for first, second in pairs if second == reference}
 
 
 def describe_test(test: Difference, p: float) -> str:
     """Return a difference with its 95% interval and a p-value; nothing for one seed."""
-    if math.isnan(test.p):
+    if test.one_seed:
         return ""
     text = f"{test.mean:.3f} ({test.low:.3f} to {test.high:.3f}), {p:.2g}"
     return text.replace("-", "−")
@@ -66,16 +70,16 @@ def describe_test(test: Difference, p: float) -> str:
 def compare_methods(runs: pd.DataFrame) -> list[str]:
     """Return the lines of a table of methods with three seeds or more at one budget, the best first."""
     runs = runs.groupby("method").filter(lambda of_method: len(of_method) > 2)
-    by_seed = runs.pivot(index="seed", columns="method", values="bits_per_byte")
+    tests = compare_with(REFERENCE, runs)
+    losses = runs.groupby("method")["bits_per_byte"]
     rates = runs.groupby("method")["boundary_rate"].mean()
     lines = ["| | seeds | bits per byte | rate | behind the reference (95%), p |"]
     lines.append("|---|---|---|---|---|")
-    for method in by_seed.mean().sort_values().index:
-        loss = by_seed[method].dropna()
+    for method in losses.mean().sort_values().index:
+        loss = losses.get_group(method)
         difference = "reference"
         if method != REFERENCE:
-            test = paired_test(loss, by_seed[REFERENCE])
-            difference = describe_test(test, test.p)
+            difference = describe_test(tests[method], tests[method].p)
         rate = f"{rates[method]:.3f}"
         if rates[method] < NO_TOKENS:
             rate = "–"
@@ -101,22 +105,12 @@ def compare_budgets(runs: pd.DataFrame) -> list[str]:
     return lines
 
 
-def test_ablations(runs: pd.DataFrame) -> dict[str, Difference]:
-    """Return every ablation's difference from the baseline; p-values have Holm's correction as well."""
-    by_seed = runs.pivot(index="seed", columns="method", values="bits_per_byte")
-    tests = {}
-    for method in by_seed.mean().sort_values().index:
-        if method != BASELINE:
-            tests[method, BASELINE] = paired_test(by_seed[method], by_seed[BASELINE])
-    return {method: test for (method, _), test in apply_holm(tests).items()}
-
-
 def describe_ablation(test: Difference) -> str:
     """Return a difference from the baseline, in bold where it is separable."""
     text = describe_test(test, test.p_holm)
-    if test.p_holm < LEVEL:
-        return f"**{text}**"
-    return text
+    if test.verdict == "not separable":
+        return text
+    return f"**{text}**"
 
 
 def released_figure(method: str, number: int) -> str:
@@ -126,21 +120,26 @@ def released_figure(method: str, number: int) -> str:
     return f" *{RELEASED[method][number]:g}*"
 
 
+def summarise_ablations(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame, str]]:
+    """Yield the methods, the baseline first, with their runs and their differences from the baseline in words."""
+    tests = compare_with(BASELINE, runs)
+    for method in [BASELINE, *tests]:
+        difference = ""
+        if method in tests:
+            difference = describe_ablation(tests[method])
+        yield method, runs[runs["method"] == method], difference
+
+
 def compare_ablations(runs: pd.DataFrame) -> list[str]:
     """Return the lines of the table of all ablations after an imitation of whitespace, the best first."""
-    tests = test_ablations(runs)
     lines = [
         "| | rate at the end | bits per byte | blanks with a boundary | behind the baseline (95%), p |"
     ]
     lines.append("|---|---|---|---|---|")
-    for method in [BASELINE, *tests]:
-        own = runs[runs["method"] == method]
+    for method, own, difference in summarise_ablations(runs):
         rate = f"{own['boundary_rate_raw'].mean():.3f}{released_figure(method, 0)}"
         bits = f"{mean_and_error(own['bits_per_byte'])}{released_figure(method, 1)}"
         blanks = f"{own['whitespace_recall'].mean():.2f}{released_figure(method, 2)}"
-        difference = ""
-        if method in tests:
-            difference = describe_ablation(tests[method])
         lines.append(f"| {method} | {rate} | {bits} | {blanks} | {difference} |")
     return lines
 
@@ -150,29 +149,23 @@ def compare_conditions(runs: pd.DataFrame) -> list[str]:
     lines = ["| | | bits per byte | blanks with a boundary | behind the baseline (95%), p |"]
     lines.append("|---|---|---|---|---|")
     for condition, of_condition in runs.groupby("protocol", sort=False):
-        tests = test_ablations(of_condition)
-        for method in [BASELINE, *tests]:
-            own = of_condition[of_condition["method"] == method]
+        name = condition
+        for method, own, difference in summarise_ablations(of_condition):
             bits = mean_and_error(own["bits_per_byte"])
             blanks = f"{own['whitespace_recall'].mean():.2f}"
-            difference = ""
-            if method in tests:
-                difference = describe_ablation(tests[method])
-            name = ""
-            if method == BASELINE:
-                name = condition
             lines.append(f"| {name} | {method} | {bits} | {blanks} | {difference} |")
+            name = ""
     return lines
 
 
 def draw_ablations(runs: pd.DataFrame, path: Path) -> None:
     """Draw the difference of every ablation from the baseline with its 95% interval, a colour for each protocol."""
-    methods = list(test_ablations(runs[runs["protocol"] == "whitespace first"]))
+    methods = list(compare_with(BASELINE, runs[runs["protocol"] == "whitespace first"]))
     figure = Figure(figsize=(7, 4.6), dpi=140, layout="constrained")
     axes = figure.subplots()
     axes.axvline(0, color="grey", lw=0.8)
     for number, (protocol, of_protocol) in enumerate(runs.groupby("protocol", sort=False)):
-        tests = test_ablations(of_protocol)
+        tests = compare_with(BASELINE, of_protocol)
         rows = [methods.index(method) + 0.22 * (number - 1) for method in tests]
         means = [test.mean for test in tests.values()]
         reach = [(test.high - test.low) / 2 for test in tests.values()]
@@ -209,11 +202,11 @@ def make_tables() -> dict[str, dict[str, list[str]]]:
     return {"results.md": results, "released.md": released}
 
 
-def fill(name: str, page: str) -> str:
-    """Return a page with the lines of each of its tables after the comment with the table's name."""
-    for table, lines in make_tables()[name].items():
-        comment = f"<!-- table: {table} -->\n"
-        assert comment in page, f"{name} has no {comment}"
+def fill(page: str, tables: dict[str, list[str]]) -> str:
+    """Return a page with the lines of each table after the comment with the table's name."""
+    for name, lines in tables.items():
+        comment = f"<!-- table: {name} -->\n"
+        assert comment in page, f"no {comment}"
         written = comment + "\n".join(lines) + "\n"
         page = re.sub(f"{comment}(\\|.*\n)*", lambda _, new=written: new, page)
     return page
@@ -221,9 +214,9 @@ def fill(name: str, page: str) -> str:
 
 def main() -> None:
     """Write tables and picture."""
-    for name in make_tables():
+    for name, tables in make_tables().items():
         path = FOLDER.parent / name
-        path.write_text(fill(name, path.read_text()))
+        path.write_text(fill(path.read_text(), tables))
     draw_ablations(pd.read_csv(FOLDER / "ablations.csv"), FOLDER / "ablations.png")
 
 
