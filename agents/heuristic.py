@@ -29,11 +29,24 @@ class Rule(Agent):
     """``a_i = rule(v_i, v_{i-1})`` for some value v of every position. Deterministic: noise is ignored.
 
     Acting at one position (``forward``) stores the value of the previous position in a ``StepState``.
+
+    Args:
+        longest: most symbols of a token: one that the rule leaves longer is cut into pieces of so many, its last piece
+            excepted; 0 for no limit. Acting at one position then also stores the symbols since the rule's boundary.
+
+    Raises:
+        ValueError: a negative ``longest``.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, longest: int = 0) -> None:
         super().__init__()
+        if longest < 0:
+            raise ValueError(
+                f"agent.longest = {longest}: expected a token's most symbols, such as 6, or 0 for no limit"
+            )
+        self.longest = longest
         self._state = StepState()
+        self._since = StepState()
 
     @abstractmethod
     def _value(self, observation: Observation) -> Tensor:
@@ -43,14 +56,30 @@ class Rule(Agent):
     def _boundary(self, value: Tensor, previous: Tensor) -> Tensor:
         """Apply the rule: v_i and v_{i-1}, [..] each -> bool [..]."""
 
+    def _cut_all(self, boundary: Tensor, position: Tensor) -> Tensor:
+        """Cut the tokens of whole sequences which are too long: bool [.., T], positions [.., T] -> bool [.., T]."""
+        if not self.longest:
+            return boundary
+        index = torch.arange(boundary.shape[-1], device=boundary.device)
+        newest = torch.where(boundary | (position == 0), index, 0).cummax(-1).values
+        return (index - newest) % self.longest == 0
+
+    def _cut_next(self, boundary: Tensor, position: Tensor) -> Tensor:
+        """Cut at one position, as ``_cut_all`` does: bool [..], positions [..] -> bool [..]."""
+        if not self.longest:
+            return boundary
+        since = self._since.previous(position, position) + 1
+        since = since.masked_fill(boundary | (position == 0), 0)
+        self._since.exchange(since, position)
+        return since % self.longest == 0
+
     def draw(self, observation: TensorDictBase, noise: Tensor) -> TensorDict:
         """Draw all boundaries at once; all K samples are equal."""
         value = self._value(observation)
         # The first symbol's neighbour is arbitrary: its boundary is forced.
         previous = torch.cat([value[..., :1], value[..., :-1]], -1)
-        return deterministic_output(
-            observation, self._boundary(value, previous).expand(noise.shape), noise.dtype
-        )
+        boundary = self._cut_all(self._boundary(value, previous), observation[keys.POSITION])
+        return deterministic_output(observation, boundary.expand(noise.shape), noise.dtype)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Act at one position, the one after the last call's or 0 in every row.
@@ -65,7 +94,9 @@ class Rule(Agent):
         """Act at one position; see ``Agent``."""
         value = self._value(observation)
         noise = observation.get(keys.NOISE)
-        boundary = self._boundary(value, self._state.exchange(value, observation[keys.POSITION]))
+        position = observation[keys.POSITION]
+        boundary = self._boundary(value, self._state.exchange(value, position))
+        boundary = self._cut_next(boundary, position)
         action = forced_or(observation, boundary)
         dtype = torch.get_default_dtype() if noise is None else noise.dtype
         return {keys.ACTION: action, keys.BOUNDARY_PROB: action.to(dtype)}
@@ -82,6 +113,13 @@ class Whitespace(Rule):
     ``a_i = [x_i is spacelike and x_{i-1} is not]``, and at the first byte always. A byte is spacelike if it is neither
     an ASCII letter or digit nor a UTF-8 continuation byte: 0x00-0x2F, 0x3A-0x40, 0x5B-0x60, 0x7B-0x7F, 0xC0-0xFF (and
     special symbols from 256 on). The rate is determined by the text.
+
+    Args:
+        longest: most bytes of a token: one that the rule leaves longer is cut into pieces of so many, its last piece
+            excepted, which raises the rate; 0 for no limit.
+
+    Raises:
+        ValueError: a negative ``longest``.
     """
 
     in_keys = [keys.SYMBOL, keys.POSITION, keys.DECISION_MASK]

@@ -1,11 +1,12 @@
-"""Write the tables of docs/patches.md: an electrocardiogram or a blood pressure, 60 steps a second.
+"""Write the tables of docs/patches.md: an electrocardiogram or a blood pressure.
 
-    python examples/signal_table.py RECORD OUTPUT
+    python examples/signal_table.py RECORD OUTPUT [STEPS]
 
-RECORD is record 100 of the MIT-BIH Arrhythmia Database as a Parquet table with a column ``mlii``, 360 steps a second,
+RECORD is record 100 of the MIT-BIH Arrhythmia Database as a Parquet table with a column ``mlii``, 360 samples a second,
 or ``03700181.dat`` among wfdb-python's samples (from the MIMIC database). OUTPUT gets the electrocardiogram as
-``mlii``, and a clock as an input: sine and cosine, of periods from 16 to 128 steps, of the steps since the agent
-``events`` saw a heartbeat; or the arterial blood pressure as ``abp``, in mmHg.
+``mlii``, 60 (default) or 360 STEPS a second, and a clock as an input: sine and cosine, of periods from 16/60 to 128/60
+seconds, of the steps since the agent ``events`` saw a heartbeat; or the arterial blood pressure as ``abp``, in mmHg, 60
+steps a second.
 """
 
 import math
@@ -17,7 +18,10 @@ import pandas as pd
 
 from tokenv.agents import Events
 
-PERIODS = (16, 32, 64, 128)
+SAMPLES = 360  # a second of the electrocardiogram
+PERIODS = (16, 32, 64, 128)  # steps, at 60 a second
+# by steps a second, what the agent takes for a heartbeat
+BEATS = {60: Events(), 360: Events(threshold=0.8, refractory=90)}
 # of the record 03700181, as its header says: six samples of 12 bits a frame, of which the fifth is the pressure
 FRAME, PRESSURE = 6, 4
 GAIN, BASELINE = 12.84, -1605
@@ -45,13 +49,14 @@ def steps_since_beat(value_L: np.ndarray, beats: Events) -> np.ndarray:
     return np.array(result)
 
 
-def read_heart(record: Path) -> dict[str, np.ndarray]:
-    """Return the electrocardiogram and the clock."""
-    value_L = mean_of(pd.read_parquet(record)["mlii"].to_numpy(), 6)
+def read_heart(record: Path, steps: int) -> dict[str, np.ndarray]:
+    """Return the electrocardiogram and the clock, so many steps a second."""
+    value_L = mean_of(pd.read_parquet(record)["mlii"].to_numpy(), SAMPLES // steps)
     columns = {"mlii": value_L}
-    since_L = steps_since_beat(value_L, Events())
+    finer = steps // 60
+    since_L = np.minimum(steps_since_beat(value_L, BEATS[steps]), max(PERIODS) * finer - 1)
     for period in PERIODS:
-        phase_L = 2 * math.pi * np.minimum(since_L, max(PERIODS) - 1) / period
+        phase_L = 2 * math.pi * since_L / (period * finer)
         columns[f"sin{period}"] = np.sin(phase_L)
         columns[f"cos{period}"] = np.cos(phase_L)
     return columns
@@ -68,12 +73,15 @@ def read_pressure(record: Path) -> dict[str, np.ndarray]:
     return {"abp": mean_of((pressure_L - BASELINE) / GAIN, 2)}
 
 
-def main(record: str, output: str) -> None:
+def main(record: str, output: str, steps: str = "60") -> None:
     """Read the record and write the table."""
-    read = read_heart
+    if steps not in {str(known) for known in BEATS}:
+        raise SystemExit(f"{steps} steps a second: expected 60 or 360")
     if record.endswith(".dat"):
-        read = read_pressure
-    table = pd.DataFrame(read(Path(record)))
+        columns = read_pressure(Path(record))
+    else:
+        columns = read_heart(Path(record), int(steps))
+    table = pd.DataFrame(columns)
     table.to_parquet(output)
     print(f"{len(table)} steps of {', '.join(table)}: {output}")
 

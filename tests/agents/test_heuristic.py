@@ -50,6 +50,31 @@ def test_whitespace_draws_at_the_first_byte_after_a_word():
     assert expected.count(b"|") == 5
 
 
+def test_whitespace_cuts_tokens_which_are_too_long():
+    assert marked("the quickest (fox)", Whitespace(longest=4)) == b"|the| qui|ckes|t| (fo|x|)"
+    assert marked("the quickest (fox)", Whitespace(longest=1)).count(b"|") == 18
+    assert marked("the quickest", Whitespace(longest=99)) == b"|the| quickest"
+    with pytest.raises(ValueError, match=r"agent.longest = -1: expected a token's most symbols"):
+        Whitespace(longest=-1)
+
+
+@settings(max_examples=30)
+@given(st.integers(1, 9), seeds)
+def test_tokens_are_at_most_as_long_as_asked_and_keep_the_rules_boundaries(longest, seed):
+    generator = torch.Generator().manual_seed(seed)
+    symbol_BT = torch.randint(97, 123, (2, 60), generator=generator)
+    symbol_BT[torch.rand(2, 60, generator=generator) < 0.15] = ord(" ")
+    noise_BT = torch.rand(2, 60)
+    rule_T = Whitespace().draw(observe(symbol=symbol_BT), noise_BT)[keys.ACTION][0]
+    cut_T = Whitespace(longest=longest).draw(observe(symbol=symbol_BT), noise_BT)[keys.ACTION][0]
+    since = longest
+    for i in range(60):
+        since += 1
+        if rule_T[i] or since == longest:
+            since = 0
+        assert cut_T[i] == (since == 0), i
+
+
 def test_spacelike_bytes_are_spacebytes():
     spacelike = [
         *range(0x30),
@@ -126,14 +151,19 @@ def test_theta_is_arunning_mean_of_quantiles_over_what_is_decided():
 
 @settings(max_examples=30)
 @given(
-    st.sampled_from(["whitespace", "global", "monotonic"]),
+    st.sampled_from(["whitespace", "whitespace, longest 3", "global", "monotonic"]),
     st.integers(1, 15),
     st.none() | st.just(2),
     seeds,
 )
 def test_one_position_at_a_time_equals_one_pass(kind, length, samples, seed):
     torch.manual_seed(seed)
-    agent = Whitespace() if kind == "whitespace" else fitted(kind)
+    if kind == "whitespace":
+        agent = Whitespace()
+    elif kind == "whitespace, longest 3":
+        agent = Whitespace(longest=3)
+    else:
+        agent = fitted(kind)
     td = observe(symbol=torch.randint(256, (3, length)), early_entropy=torch.rand(3, length))
     noise = torch.rand(*(() if samples is None else (samples,)), 3, length, dtype=torch.float64)
     drawn = agent.draw(td, noise)
