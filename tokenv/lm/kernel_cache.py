@@ -1,23 +1,19 @@
-"""Store compiled functions on disk, so that no damaged, full or foreign folder stops or misleads a program.
+"""Store compiled functions on disk, so that no damaged, full or foreign folder stops a program.
 
 numba's own cache is pickle: whoever can write its files runs code in the program that reads them.
 """
 
-import hashlib
-import io
 import os
 import stat
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import Any, TypeVar
 
 import numba
-from numba.core.caching import FunctionCache, IndexDataCacheFile
+from numba.core.caching import FunctionCache
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-DIGEST_SIZE = hashlib.sha256().digest_size
 COMPILED_ANEW = "the decoder is compiled anew, which takes some seconds"
 
 
@@ -80,51 +76,8 @@ def _is_own_group(gid: int) -> bool:
     return group.gr_name == name and not {*group.gr_mem} - {name}
 
 
-class _UnusableError(Exception):
-    """A stored file is not what this user has written."""
-
-
-class _DigestedFiles(IndexDataCacheFile):
-    """Files of a cache which end with their SHA-256, since machine code with flipped bits would be run."""
-
-    @contextmanager
-    def _open_for_write(self, filepath: str) -> Iterator[IO[bytes]]:
-        with super()._open_for_write(filepath) as file:
-            content = io.BytesIO()
-            yield content
-            file.write(content.getvalue())
-            file.write(hashlib.sha256(content.getvalue()).digest())
-
-    def _load_index(self) -> Any:
-        if Path(self._index_path).exists():
-            _check_file(Path(self._index_path))
-        return super()._load_index()
-
-    def _load_data(self, name: str) -> Any:
-        _check_file(Path(self._data_path(name)))
-        return super()._load_data(name)
-
-
-def _check_file(path: Path) -> None:
-    if os.name != "nt" and _others_may_write(path.stat()):
-        raise _UnusableError(f"{path.name} can be written by others")
-    content = path.read_bytes()
-    if hashlib.sha256(content[:-DIGEST_SIZE]).digest() != content[-DIGEST_SIZE:]:
-        raise _UnusableError(f"{path.name} is damaged")
-
-
 class _KernelCache(FunctionCache):
     """numba's cache, of which an error costs the time to compile, and nothing else."""
-
-    def __init__(self, function: Callable[..., Any]) -> None:
-        super().__init__(function)
-        # beside files which numba alone may have stored
-        base = f"{self._impl.filename_base}.tokenv"
-        self._cache_file = _DigestedFiles(
-            self._cache_path,
-            base,
-            self._impl.locator.get_source_stamp(),
-        )
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Return the stored code for a signature, or None to compile it."""
