@@ -1,7 +1,7 @@
 """Shared fixtures: tiny models in float64, where exactness can be asked for."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import hypothesis
@@ -69,14 +69,6 @@ def tiny_settings() -> dict[str, object]:
 def series_settings() -> dict[str, object]:
     """Return the same on synthetic series."""
     return tiny.series_settings()
-
-
-@pytest.fixture(autouse=True, scope="session")
-def _state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Keep the sources which tests name out of the user's own list."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
-        yield
 
 
 @pytest.fixture(autouse=True)

@@ -1,4 +1,4 @@
-"""Data that a stored run names: local files are read only where the user has named them, now or before."""
+"""Data that a stored run names: read from the current folder, or where the user has named them."""
 
 import json
 from collections.abc import Callable
@@ -32,10 +32,9 @@ def words(
     tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> list[str]:
     """Of a run on a file of the user's."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    for name in ("books", "private", "others"):
+    (tmp_path / "work").mkdir()
+    monkeypatch.chdir(tmp_path / "work")
+    for name in ("books", "../private", "others"):
         Path(name).mkdir()
         for number in range(12):
             lines = (TEXT.format(f"{line} of text {number} of {name}") for line in range(30))
@@ -75,8 +74,6 @@ def test_ones_own_runs_go_on_and_are_measured_without_a_word(
     run_command("train", ["with", "runs/1/config.json", "-u"])
     another_process()
     evaluate_run(Path("runs/1"), EvaluationRequest(1, 260))
-    assert trust.remembered_paths() == {str(Path("books").resolve())}
-    assert (Path("state") / "tokenv" / "data-sources.jsonl").stat().st_mode & 0o77 == 0
 
 
 @pytest.mark.parametrize("key", ["source", "validation_source"])
@@ -87,8 +84,8 @@ def test_no_command_reads_what_only_a_stored_run_names(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     run_command("train", ["with", *words])
-    private = Path("private").resolve()
-    plant("private", key)
+    private = Path("../private").resolve()
+    plant("../private", key)
     lines = [(command, ["with", *given]) for command, given in READERS.items()]
     for command, line in [*lines, ("train", ["with", "runs/1/config.json", "-u"])]:
         another_process()
@@ -105,6 +102,7 @@ def test_no_command_reads_what_only_a_stored_run_names(
         f"trust_code={private}",
         "trust_code=True",
         "trust_code=['a:b','~/x','" + str(private) + "']",
+        f"trust_code={private.parent}",
     ):
         another_process()
         run_command("evaluate", ["with", *READERS["evaluate"], word])
@@ -115,10 +113,33 @@ def test_no_command_reads_what_only_a_stored_run_names(
     assert TrainedModelBytesEnv(run="runs/1", trust_code=str(private)).reset(seed=0)
 
 
+@pytest.mark.parametrize("place", ["link", "home", "above home"])
+def test_the_current_folder_is_no_way_to_private_files(
+    place: str,
+    words: list[str],
+    another_process: Callable[[], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run_command("train", ["with", *words])
+    run_command("evaluate", ["with", *READERS["evaluate"]])
+    if place == "link":
+        Path("runs/1/books").symlink_to(Path("../private").resolve())
+        plant("runs/1/books")
+    else:
+        home = Path.cwd()
+        if place == "above home":
+            home = home / "user"
+        monkeypatch.setenv("HOME", str(home))
+        monkeypatch.setenv("USERPROFILE", str(home))
+    another_process()
+    with pytest.raises(UserError, match="which would be read"):
+        run_command("evaluate", ["with", *READERS["evaluate"]])
+
+
 def test_what_is_named_in_python_is_the_users(
     words: list[str], another_process: Callable[[], None]
 ) -> None:
-    load_corpus(DataConfig(source="private", seq_len=32, validation=0.2))
+    load_corpus(DataConfig(source="../private", seq_len=32, validation=0.2))
     tokenv.train(store="runs", texts=[TEXT.format(n) * 30 for n in range(12)], **_settings(words))
     another_process()
     run_command("evaluate", ["with", *READERS["evaluate"]])
@@ -131,25 +152,24 @@ def _settings(words: list[str]) -> dict[str, Any]:
 
 
 def test_comparisons_read_what_their_user_names(
-    words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their jobs too, where nothing is remembered, as on a machine with another home."""
+    """Their jobs too."""
     monkeypatch.setattr("tokenv.compare.job.Job.__call__", shrunk.in_this_process)
-    (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(_settings(words) | {"seed": 0}))
+    Path("tiny.yaml").write_text(yaml.safe_dump(_settings(words) | {"seed": 0}))
     values = {"base": "tiny.yaml", "seeds": [0], "bpe_vocabulary": 260, "passages": 1}
-    common = {"data": {"source": "books"}}
+    common = {"data": {"source": "../private"}}
     options = resolve_comparison([], values | {"common": common, "methods": {"one": {}}})
     tasks = list(options.make_tasks())
-    monkeypatch.setattr(trust, "remembered_paths", set)
-    assert trust.granted() == [str(Path("books").resolve())]
+    assert trust.granted() == [str(Path("../private").resolve())]
     _, failed = run_all(tasks, options, progress=False)
     assert failed == {}
 
 
-@pytest.mark.parametrize("file", ["../private/1.txt", "ABSOLUTE", "zip://a::ABSOLUTE"])
+@pytest.mark.parametrize("file", ["../../private/1.txt", "ABSOLUTE", "zip://a::ABSOLUTE"])
 def test_a_folder_of_the_hub_names_no_files_outside(file: str, words: list[str]) -> None:
     """Its README is data, too."""
-    file = file.replace("ABSOLUTE", str(Path("private/1.txt").resolve()))
+    file = file.replace("ABSOLUTE", str(Path("../private/1.txt").resolve()))
     Path("set").mkdir()
     Path("set/a.txt").write_text("".join(TEXT.format(n) for n in range(200)))
     config = DataConfig(source="hub:set", seq_len=16, validation=0.2)
@@ -163,5 +183,5 @@ def test_a_folder_of_the_hub_names_no_files_outside(file: str, words: list[str])
     ):
         load_corpus(config)
     if "zip" not in file:
-        trust.allow([str(Path("private/1.txt").resolve())])
+        trust.allow([str(Path("../private/1.txt").resolve())])
         load_corpus(config)

@@ -28,7 +28,6 @@ TEXT = "a text that is read, and one that is not\n"
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Work in a folder with a tokenizer's file, and with nothing that an earlier test has named."""
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     (tmp_path / "home").mkdir()
     monkeypatch.chdir(tmp_path / "home")
     shutil.copy(train_bpe(load_corpus(resolve([], settings()).data), 300), "tokenizer.json")
@@ -93,7 +92,10 @@ def test_relative_paths_are_stored_absolute(
     (tmp_path / "other").mkdir()
     monkeypatch.chdir(tmp_path / "other")
     another_process()
-    assert run_command("evaluate", ["with", f"run={home}/runs/1", "sequences=4"])
+    elsewhere = ["with", f"run={home}/runs/1", "sequences=4"]
+    with pytest.raises(UserError, match=f"add trust_code={home}/book.txt"):
+        run_command("evaluate", elsewhere)
+    assert run_command("evaluate", [*elsewhere, f"trust_code={home}"])
 
 
 PLANTS: dict[str, Callable[[dict[str, Any], str], object]] = {

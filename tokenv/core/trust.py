@@ -2,8 +2,8 @@
 
 A run folder may come from anybody. Building what its configuration names (``module:attribute``) imports a module and
 calls its contents, and its data section may name any file which the user can read. The user's own command line and
-YAML files are allowed; values read from a stored run are checked. Local data which the user has named once is
-remembered (``remembered_paths``), so that the user's own runs can be evaluated later.
+YAML files are allowed; values read from a stored run are checked. Files in the folder in which the user works need no
+further word, so that the user's own runs can be evaluated later.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from io import BufferedReader
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -149,9 +149,7 @@ def allow_named(values: Mapping[str, Any]) -> None:
     """Allow stored runs to name the code and data which the user's own configuration names."""
     _allowed.update(_code_names(values))
     named = {local_path(section[key]) for section, key in path_options(values)}
-    paths = {path for path in named if os.path.exists(path)}
-    _allowed.update(paths)
-    _remember(paths - remembered_paths())
+    _allowed.update(path for path in named if os.path.exists(path))
 
 
 def check(values: Mapping[str, Any], origin: str | Path) -> None:
@@ -168,7 +166,7 @@ def check(values: Mapping[str, Any], origin: str | Path) -> None:
         check_name(name, origin)
     for section, key in path_options(values):
         path = local_path(section[key])
-        if is_allowed(path):
+        if is_named(path):
             _untrusted.pop(path, None)
         else:
             _untrusted[path] = str(origin)
@@ -184,25 +182,33 @@ def check_name(name: str, origin: str | Path) -> None:
 
 
 def check_path(source: str) -> None:
-    """Raise an error for a path named by a stored run unless the user has named it, now or in an earlier command.
+    """Raise an error for a path which only a stored run names, unless it leads into the current folder.
+
+    If the current folder is the user's home or holds it, nothing in it is exempt.
 
     Args:
         source: path in a configuration, such as its data source; or ``hub:`` and a path.
 
     Raises:
-        UserError: it is a file or folder which only the run names; the message says how to allow it.
+        UserError: it is a file or folder elsewhere; the message says how to allow it.
     """
     path = local_path(source)
-    if path in _untrusted and os.path.exists(path) and not is_allowed(path):
+    if path not in _untrusted or is_named(path) or not os.path.exists(path):
+        return
+    here = Path.cwd()
+    real = Path(path).resolve()  # a link in a run's folder may lead out of it
+    home = Path(os.path.expanduser("~")).resolve()
+    if here not in (real, *real.parents) or here in (home, *home.parents):
         raise UserError(
             f"{_untrusted[path]} names {path}, which would be read: if it is meant to be, add "
             f"trust_code={path} (trust_code=True for all that the run names)"
         )
 
 
-def is_allowed(path: str) -> bool:
-    """Check whether the user has named this absolute path, now or in an earlier command."""
-    return not _allowed.isdisjoint((_ALL, path)) or path in remembered_paths()
+def is_named(path: str) -> bool:
+    """Return whether the user has named this absolute path, or a folder around it, in this process."""
+    around = {path, *map(str, Path(path).parents)}
+    return not _allowed.isdisjoint((_ALL, *around))
 
 
 def local_path(source: str) -> str:
@@ -212,33 +218,6 @@ def local_path(source: str) -> str:
 
 def _absolute(path: str) -> str:
     return os.path.abspath(os.path.expanduser(path.strip()))
-
-
-def remembered_paths() -> set[str]:
-    """Return the absolute paths of the local data which this user has named on this machine."""
-    try:
-        with open_regular(_memory_file()) as file:
-            return {path for line in file if isinstance(path := json.loads(line), str)}
-    except (OSError, ValueError, RuntimeError):  # none yet, damaged, or a user without a home
-        return set()
-
-
-def _remember(paths: set[str]) -> None:
-    lines = "".join(json.dumps(path) + "\n" for path in sorted(paths))
-    with suppress(OSError, RuntimeError):  # then the user has to name it again
-        if lines:
-            _memory_file().parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            handle = os.open(_memory_file(), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(lines)
-
-
-def _memory_file() -> Path:
-    return (
-        Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-        / "tokenv"
-        / "data-sources.jsonl"
-    )
 
 
 def granted() -> bool | list[str]:

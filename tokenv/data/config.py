@@ -93,7 +93,7 @@ def check_sources(config: DataConfig) -> None:
     """Raise an error if only a stored run, not the user, has named the local data: see ``tokenv.core.trust``.
 
     Raises:
-        UserError: the user has named it neither now nor in an earlier command.
+        UserError: the user has not named it, and it is not in the current folder.
     """
     for source in (config.source, config.validation_source):
         if source is not None and source not in BUILT_IN and source not in config.options.sources:

@@ -66,7 +66,7 @@ def open_hub(name: str, hub_config: str | None, split: str) -> datasets.Iterable
         inside = file.startswith("hf://")
         if is_folder:
             inside = "://" not in file and path.startswith(folder)
-        if not inside and not trust.is_allowed(path):
+        if not inside and not trust.is_named(path):
             raise UserError(
                 f"hub data set {name!r} names {file}, which is no file of its own and would be read: if it is meant "
                 f"to be, add trust_code={file} (trust_code=True for all that it names)"
