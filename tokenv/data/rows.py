@@ -85,6 +85,9 @@ def parquet_rows(path: Path, advice: str) -> Iterator[Row]:
 
 def _parquet_rows(path: Path) -> Iterator[Row]:
     with parquet.ParquetFile(path) as file:
+        names = file.schema_arrow.names
+        if len(set(names)) < len(names):
+            raise UserError(f"{path} has a column twice: {', '.join(names)}: rename one")
         for batch in file.iter_batches(1000):
             yield from batch.to_pylist()
 
