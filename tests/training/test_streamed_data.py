@@ -24,6 +24,12 @@ def config(tmp_path_factory):
     return resolve([], settings(data=data, train={"symbols": 2048}))
 
 
+@pytest.fixture(autouse=True)
+def _in_the_data_set(config, monkeypatch):
+    """Work in the data set's folder, so that resuming may read it."""
+    monkeypatch.chdir(config.data.source.removeprefix("hub:"))
+
+
 def trained(config, folder, *, resume=None, log=lambda *_: None):
     """Return the history without timings, and the stream positions of the last checkpoint."""
     _, history = train(config, folder, log, resume=resume)
