@@ -256,5 +256,5 @@ def test_the_date_column_is_recognised(tmp_path, name, kind):
 def test_a_parquet_file_with_a_column_twice_is_rejected(tmp_path):
     column = pa.array([1.0, 2.0])
     pq.write_table(pa.table([column, column], names=["a", "a"]), tmp_path / "x.parquet")
-    with pytest.raises(UserError, match="x.parquet has a column twice: a, a: rename one"):
+    with pytest.raises(UserError, match=r"x\.parquet has a column twice: a, a: rename one"):
         read_table(tmp_path / "x.parquet", SeriesConfig(date=None))
