@@ -27,6 +27,7 @@ RELEASED = {
     "no early exit in rewards": (0.200, 1.562, 0.72),
     "not centred over the batch": (0.208, 1.543, 0.99),
     "window 0": (0.196, 1.51, 0.99),
+    "no rate loss": (1.0, 1.39, 1.0),
 }
 COLOURS = {"whitespace first": BLUE, "no imitation": ORANGE, "books": GREEN}
 
