@@ -113,6 +113,17 @@ def test_no_command_reads_what_only_a_stored_run_names(
     assert TrainedModelBytesEnv(run="runs/1", trust_code=str(private)).reset(seed=0)
 
 
+def test_a_link_in_a_named_folder_is_not_followed_out_of_it(
+    words: list[str], another_process: Callable[[], None]
+) -> None:
+    run_command("train", ["with", *words])
+    Path("runs/1/books").symlink_to(Path("../private").resolve())
+    plant("runs/1/books")
+    another_process()
+    with pytest.raises(UserError, match="which would be read"):
+        run_command("evaluate", ["with", *READERS["evaluate"], f"trust_code={Path.cwd()}/runs"])
+
+
 @pytest.mark.parametrize("place", ["link", "home", "above home"])
 def test_the_current_folder_is_no_way_to_private_files(
     place: str,

@@ -195,10 +195,8 @@ def check_path(source: str) -> None:
     path = local_path(source)
     if path not in _untrusted or is_named(path) or not os.path.exists(path):
         return
-    here = Path.cwd()
-    real = Path(path).resolve()  # a link in a run's folder may lead out of it
-    home = Path(os.path.expanduser("~")).resolve()
-    if here not in (real, *real.parents) or here in (home, *home.parents):
+    here = {os.getcwd()}
+    if not _leads_into(path, here) or _leads_into(os.path.expanduser("~"), here):
         raise UserError(
             f"{_untrusted[path]} names {path}, which would be read: if it is meant to be, add "
             f"trust_code={path} (trust_code=True for all that the run names)"
@@ -207,8 +205,13 @@ def check_path(source: str) -> None:
 
 def is_named(path: str) -> bool:
     """Return whether the user has named this absolute path, or a folder around it, in this process."""
-    around = {path, *map(str, Path(path).parents)}
-    return not _allowed.isdisjoint((_ALL, *around))
+    return not _allowed.isdisjoint((_ALL, path)) or _leads_into(path, _allowed)
+
+
+def _leads_into(path: str, folders: set[str]) -> bool:
+    """Return whether a path is one of some folders or in one, links followed: one in a run's folder may lead out."""
+    real = Path(os.path.realpath(path))
+    return any(real.is_relative_to(os.path.realpath(folder)) for folder in folders)
 
 
 def local_path(source: str) -> str:
