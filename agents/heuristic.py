@@ -18,6 +18,7 @@ from tokenv.agents.base import (
 )
 from tokenv.core import keys
 from tokenv.core.distributed import current_group
+from tokenv.core.sequences import elapsed_symbols
 
 # Edges of alternating ranges of spacelike and other bytes: blank to '/' | digits | : to @ | A-Z | [ to ` | a-z |
 # { to DEL | UTF-8 continuation bytes | the first bytes of UTF-8 characters.
@@ -60,16 +61,14 @@ class Rule(Agent):
         """Cut the tokens of whole sequences which are too long: bool [.., T], positions [.., T] -> bool [.., T]."""
         if not self.longest:
             return boundary
-        index = torch.arange(boundary.shape[-1], device=boundary.device)
-        newest = torch.where(boundary | (position == 0), index, 0).cummax(-1).values
-        return (index - newest) % self.longest == 0
+        return elapsed_symbols(boundary | (position == 0)) % self.longest == 0
 
     def _cut_next(self, boundary: Tensor, position: Tensor) -> Tensor:
         """Cut at one position, as ``_cut_all`` does: bool [..], positions [..] -> bool [..]."""
         if not self.longest:
             return boundary
-        since = self._since.previous(position, position) + 1
-        since = since.masked_fill(boundary | (position == 0), 0)
+        previous = self._since.previous(position, position)
+        since = (previous + 1).masked_fill(boundary | (position == 0), 0)
         self._since.exchange(since, position)
         return since % self.longest == 0
 

@@ -12,6 +12,7 @@ from tokenv.agents.learned import Learned
 from tokenv.config.hardware import model_parameters
 from tokenv.config.schema import TrainConfig
 from tokenv.core import keys
+from tokenv.core.sequences import elapsed_symbols
 from tokenv.data.corpus import TensorSource
 from tokenv.env.generation import generate
 from tokenv.env.rollout import rollout
@@ -19,7 +20,7 @@ from tokenv.env.stepping import TokenizationEnv
 from tokenv.estimators import recipes
 from tokenv.lm import incremental
 from tokenv.lm.config import POOLINGS, UNetConfig
-from tokenv.lm.elapsed import CLASSES, ElapsedEmbedding, elapsed_symbols
+from tokenv.lm.elapsed import CLASSES, ElapsedEmbedding
 from tokenv.lm.flops import Batch, Tokens, training_flops
 from tokenv.lm.incremental import CompiledLayers, Decoder
 from tokenv.lm.unet import UNet

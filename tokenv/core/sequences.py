@@ -106,3 +106,13 @@ class TensorSource:
         return SequenceBatch(
             self.symbol_BN[index_B], [f"sequence {i}" for i in index_B.tolist()], None, index_B
         )
+
+
+def elapsed_symbols(action: Tensor) -> Tensor:
+    """Return the symbols since the newest boundary, 0 at a boundary: [.., T] -> int64 [.., T].
+
+    Before a row's first boundary they are counted from its first symbol.
+    """
+    position_T = torch.arange(action.shape[-1], device=action.device)
+    newest = torch.where(action.bool(), position_T, 0).cummax(-1).values
+    return position_T - newest

@@ -1,4 +1,4 @@
-"""The clock of ``model.elapsed``: the number of symbols since the newest boundary, and its embedding.
+"""The clock of ``model.elapsed``: the embedding of the number of symbols since the newest boundary.
 
 Without it a byte more than a window after a boundary cannot tell how long ago that was: byte-level attention has
 relative positions, and all bytes of a token add the same vector.
@@ -14,17 +14,6 @@ from torch import Tensor, nn
 # 4,096 and all above one.
 CLASS_STARTS = (*range(1, 64), *(round(64 * 2 ** (k / 16)) for k in range(6 * 16 + 1)))
 CLASSES = len(CLASS_STARTS) + 1
-
-
-def elapsed_symbols(action_BT: Tensor) -> Tensor:
-    """Return the symbols since the newest boundary, 0 at a boundary: [B, T] -> int64 [B, T].
-
-    Before a row's first boundary they are counted from its first symbol.
-    """
-    position_T = torch.arange(action_BT.shape[1], device=action_BT.device)
-    boundary_BT = action_BT.bool()
-    newest_BT = torch.where(boundary_BT, position_T, 0).cummax(1).values
-    return position_T - newest_BT
 
 
 class ElapsedEmbedding(nn.Module):

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from tokenv.core.devices import compiles
+from tokenv.core.sequences import elapsed_symbols
 from tokenv.lm.attention import BLOCK, SMALL_BLOCK, AttentionFn, flex_options, select_attention
 from tokenv.lm.chunking import (
     Chunking,
@@ -28,7 +29,7 @@ from tokenv.lm.chunking import (
 )
 from tokenv.lm.codecs.base import ByteCodec, Codec, make_head
 from tokenv.lm.config import UNetConfig
-from tokenv.lm.elapsed import ElapsedEmbedding, elapsed_symbols
+from tokenv.lm.elapsed import ElapsedEmbedding
 from tokenv.lm.layers import DecoderLayer, RMSNorm, RotaryTable
 from tokenv.lm.segments import Pack, Segments, bucket_size, relaxed_attention
 
