@@ -5,6 +5,7 @@ import warnings
 
 import pytest
 import torch
+from reference_attention import reference_attention
 from tensordict import TensorDict
 
 from tokenv.agents.learned import Learned
@@ -16,7 +17,7 @@ from tokenv.data.corpus import TensorSource
 from tokenv.data.prefetch import stage_batch
 from tokenv.env.rollout import rollout
 from tokenv.estimators.recipes import reinforce
-from tokenv.lm.attention import flex_attention, reference_attention
+from tokenv.lm.attention import flex_attention
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.incremental import Decoder
 from tokenv.lm.segments import SortedGather

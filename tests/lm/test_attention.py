@@ -6,6 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference_attention import reference_attention
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -20,7 +21,6 @@ from tokenv.lm.attention import (
     flex_attention,
     flex_with_mask,
     local_attention,
-    reference_attention,
     select_attention,
 )
 

@@ -21,7 +21,7 @@ from tokenv.estimators import recipes
 from tokenv.lm import incremental
 from tokenv.lm.config import POOLINGS, UNetConfig
 from tokenv.lm.elapsed import CLASSES, ElapsedEmbedding
-from tokenv.lm.flops import Batch, Tokens, training_flops
+from tokenv.lm.flops import Batch, Passes, Tokens, update_flops
 from tokenv.lm.incremental import CompiledLayers, Decoder
 from tokenv.lm.unet import UNet
 from tokenv.training.optimizers import make_optimizer
@@ -259,7 +259,7 @@ def test_the_table_costs_parameters_and_no_multiplications():
     assert sizes[0] - sizes[1] == CLASSES * WIDTH
     assert model_parameters(lm.config) - model_parameters(plain.config) == CLASSES * WIDTH
     flops = [
-        training_flops(model, Batch(4, LENGTH), Tokens(20, learning_pairs=60))
+        update_flops(model, Batch(4, LENGTH), Tokens(20, learning_pairs=60), 0, Passes())
         for model in (lm, plain)
     ]
     assert flops[0] == flops[1]

@@ -4,9 +4,9 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from reference_attention import reference_attention
 from torch.utils.flop_counter import FlopCounterMode
 
-from tokenv.lm.attention import reference_attention
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.flops import (
     Batch,
@@ -19,7 +19,6 @@ from tokenv.lm.flops import (
     policy_share,
     rate_of_flops,
     reading_flops,
-    training_flops,
     update_flops,
 )
 from tokenv.lm.unet import UNet
@@ -43,9 +42,9 @@ def test_every_matrix_is_counted_by_hand():
     batch = Batch(4, 25)
     tokens = Tokens(30, learning_pairs=70)
     linear = 6 * (100 * (byte_layers + 2 * head + 5) + 30 * token_layers)
-    assert training_flops(lm, batch, tokens, 6 * 5, attention=False) == linear
+    assert update_flops(lm, batch, tokens, 6 * 5, Passes(), attention=False) == linear
     attention = 6 * 2 * 16 * (3 * batch.pairs(64) + 3 * 70)
-    assert training_flops(lm, batch, tokens, 6 * 5) == linear + attention
+    assert update_flops(lm, batch, tokens, 6 * 5, Passes()) == linear + attention
     assert (
         given_flops(lm, batch, tokens)
         == 6 * (100 * (byte_layers + head) + 30 * token_layers) + attention
@@ -79,7 +78,7 @@ def test_training_costs_what_the_paper_says(mid, num_bytes, flops, tolerance):
     lm = paper_lm(768, 12, mid)
     batch = Batch(num_bytes // 4096, 4096)
     tokens = Passes().tokens(batch, RATE)
-    assert training_flops(lm, batch, tokens, 6 * 9 * 768, attention=False) == pytest.approx(
+    assert update_flops(lm, batch, tokens, 6 * 9 * 768, Passes(), attention=False) == pytest.approx(
         flops, rel=tolerance
     )
 
@@ -98,7 +97,7 @@ def test_shares_add_up():
     lm = paper_lm(512, 8, 4)
     batch = Batch(2, 500)
     tokens = Passes().tokens(batch, RATE)
-    added = training_flops(lm, batch, tokens, 6 * 9 * 512) - given_flops(lm, batch, tokens)
+    added = update_flops(lm, batch, tokens, 6 * 9 * 512, Passes()) - given_flops(lm, batch, tokens)
     shares = policy_share(lm, batch, tokens, 6 * 9 * 512) + early_exit_share(lm, batch, tokens)
     assert shares == pytest.approx(added / given_flops(lm, batch, tokens))
 
@@ -119,13 +118,7 @@ def test_reading_costs_a_third_of_training_and_gives_its_rate_back(rate, length)
 
 
 def test_a_policy_that_does_not_learn_goes_forward_only():
-    lm = paper_lm(512, 8, 4)
     policy = torch.nn.Linear(512, 7)
     learning = policy_flops(policy)
     assert learning == 6 * 512 * 7
-    batch = Batch(2, 500)
-    tokens = Tokens(200)
-    assert update_flops(lm, batch, tokens, learning, Passes()) == training_flops(
-        lm, batch, tokens, learning
-    )
     assert policy_flops(policy.requires_grad_(False)) == 2 * 512 * 7

@@ -4,12 +4,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reference_attention import reference_attention
 
 from tokenv.agents.learned import Learned
 from tokenv.core import keys
 from tokenv.env.rollout import rollout
 from tokenv.lm import unet
-from tokenv.lm.attention import flex_with_mask, reference_attention
+from tokenv.lm.attention import flex_with_mask
 from tokenv.lm.config import POOLINGS, UNetConfig
 from tokenv.lm.segments import BLOCK, Pack, bucket_size
 from tokenv.lm.unet import UNet

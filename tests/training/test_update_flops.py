@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from reference_attention import reference_attention
 from tiny import settings
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
@@ -17,7 +18,6 @@ from tokenv.config.schema import Config
 from tokenv.core import keys
 from tokenv.estimators.baselines import LinearCritic
 from tokenv.lm import flops, unet
-from tokenv.lm.attention import reference_attention
 from tokenv.lm.flops import (
     Batch,
     Tokens,

@@ -1,4 +1,4 @@
-"""Soft-capped causal attention: a plain reference, and implementations which are fast on CPU and GPU.
+"""Soft-capped causal attention, by implementations which are fast on CPU and GPU.
 
 ``BlockedAttention`` stores nothing of size N x N, so its memory is linear in the length, and compares a block of
 queries with no keys after its end, which saves almost half of the arithmetic (cf. Rabe & Staats 2021, arXiv
@@ -128,26 +128,6 @@ def without_stored_scores() -> Iterator[None]:
         yield
     finally:
         BLOCK_ENTRIES, STORED_ENTRIES = earlier
-
-
-def reference_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    softcap: float,
-    window: int | None = None,
-) -> Tensor:
-    """Compute attention by its definition, with a mask on the N x N matrix: time and memory O(N^2). For tests."""
-    length = q.shape[-2]
-    scale = math.sqrt(q.shape[-1]) * softcap
-    scores = softcap * torch.tanh(q @ k.mT / scale)
-    i = torch.arange(length)[:, None]
-    j = torch.arange(length)[None, :]
-    hidden = j > i
-    if window is not None:
-        hidden = hidden | (j <= i - window)
-    scores = scores.masked_fill(hidden.to(q.device), -math.inf)
-    return scores.softmax(-1) @ v
 
 
 class _CappedSoftmax(torch.autograd.Function):

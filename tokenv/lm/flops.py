@@ -224,7 +224,7 @@ def update_flops(
     recompute: bool = False,
     attention: bool = True,
 ) -> int:
-    """Cost of updates with several passes; ``training_flops`` for ``Passes()``. The optimizer's step is not in it.
+    """Return the cost of updates with several passes, without the step of the optimizer.
 
     Args:
         lm: model.
@@ -272,24 +272,6 @@ def update_flops(
 def given_flops(lm: UNet, batch: Batch, tokens: Tokens, *, attention: bool = True) -> int:
     """Return the cost of training with given boundaries: no policy, and no early exit, which only the policy needs."""
     return update_flops(lm, batch, tokens, 0, Passes(early_exit=0), attention=attention)
-
-
-def training_flops(
-    lm: UNet, batch: Batch, tokens: Tokens, policy_flops: int = 0, *, attention: bool = True
-) -> int:
-    """Return the cost of training, with the early exit.
-
-    Args:
-        lm: model; may be on ``torch.device("meta")``.
-        batch: sequences trained on.
-        tokens: tokens drawn in them.
-        policy_flops: FLOPs of the boundary policy per byte: 6 * (w + 1) * D for ``Learned``.
-        attention: whether to count attention.
-
-    Returns:
-        Floating-point operations of forward and backward pass.
-    """
-    return update_flops(lm, batch, tokens, policy_flops, Passes(), attention=attention)
 
 
 def policy_share(lm: UNet, batch: Batch, tokens: Tokens, policy_flops: int) -> float:

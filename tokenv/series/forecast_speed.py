@@ -48,7 +48,7 @@ def prepare_forecasts(
         ways["direct"] = 0
     batches: dict[str, tuple[int, Callable[[], None]]] = {}
     for name, count in ways.items():
-        size = batch_size(count, direct=not count)
+        size = batch_size(count, history, direct=not count)
         batch = _random_histories(config, history, horizon, size)
         batches[name] = (size, partial(_forecast, components, batch, horizon, count))
     return f"{horizon} steps after {history}", batches

@@ -23,7 +23,6 @@ from tokenv.series.contexts import Array, ContextBatch, ForecastContexts, histor
 from tokenv.series.scores import ParametricForecast, PredictiveDistribution, SampleForecast
 
 MAX_BATCH = 512  # continuations sampled at once
-MAX_BATCH_DIRECT = 64  # histories read at once by the direct head
 
 
 @dataclass(frozen=True)
@@ -199,10 +198,10 @@ def check_forecast(
     return history
 
 
-def batch_size(samples: int, *, direct: bool) -> int:
-    """Return how many histories to forecast in one batch."""
+def batch_size(samples: int, history: int, *, direct: bool) -> int:
+    """Return how many histories of at most ``history`` steps to forecast in one batch."""
     if direct:
-        return MAX_BATCH_DIRECT
+        return DEFAULTS.sequences_per_pass(history)
     return max(1, MAX_BATCH // samples)
 
 
@@ -325,7 +324,8 @@ def make_forecasts(
         UserError: see ``forecast``.
     """
     generator = torch.Generator(components.lm.head.weight.device).manual_seed(options.seed)
-    for batch in contexts.batches(batch_size(samples, direct=direct)):
+    longest = int((contexts.end_P - contexts.start_P).max(initial=1))
+    for batch in contexts.batches(batch_size(samples, longest, direct=direct)):
         result = forecast(
             components,
             batch,
