@@ -93,11 +93,9 @@ class ExactCount(Learned):
 
     def _counts(self, observation: Observation) -> int | Tensor:
         """Return the number of boundaries of the whole sequence."""
-        return (
-            self.count
-            if self.rates is None
-            else boundary_counts(observation[keys.TARGET_RATE], self.seq_len)
-        )
+        if self.rates is None:
+            return self.count
+        return boundary_counts(observation[keys.TARGET_RATE], self.seq_len)
 
     def _tilt(
         self, logits: Tensor, observation: Observation, token_count: Tensor

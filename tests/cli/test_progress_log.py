@@ -5,23 +5,15 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tokenv.cli import train
 from tokenv.cli.main import run_command
-from tokenv.config.schema import Config
 from tokenv.core import trust
-from tokenv.core.conversion import from_dict
 from tokenv.core.errors import UserError
+from tokenv.training import metrics
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def config(tiny_settings: dict[str, Any]) -> Config:
-    return from_dict(Config, tiny_settings)
 
 
 def test_the_first_line_describes_the_run(trained: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -82,50 +74,24 @@ def test_sacreds_own_log_is_printed_on_request(trained: Path) -> None:
     assert "Completed after" in done.stderr
 
 
-def test_progress_lines_are_seldom_and_say_the_time_left(
-    config: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+def test_without_a_terminal_progress_is_a_line_now_and_then(
+    tiny_words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
-    now = 0.0
-    monkeypatch.setattr(train.time, "monotonic", lambda: now)
-    log = train.ProgressLog(config, "bits_per_byte")
-
-    def step(seconds: float, symbols: int) -> str:
-        nonlocal now
-        now = seconds
-        log("train/bits_per_byte", 3.5, symbols)
-        log("train/bits_per_byte_early", 9.0, symbols)
-        log("train/boundary_rate", 0.21, symbols)
-        log("train/symbols_per_second", 1e9, symbols)
-        return capsys.readouterr().err
-
-    assert step(train.FIRST_SECONDS / 2, 256) == ""
-    assert step(16, 640) == (
-        "training: 640 of 2,560 bytes (25%), train 3.500 bits/byte, rate 0.210, 40 bytes/s, 48 s left\n"
+    monkeypatch.chdir(tmp_path)
+    run_command("train", ["with", *tiny_words, "-u"])
+    assert "training:" not in capfd.readouterr().err
+    monkeypatch.setattr(metrics, "LINE_SECONDS", 0.0)
+    run_command("train", ["with", *tiny_words, "-u"])
+    lines = [line for line in capfd.readouterr().err.splitlines() if line.startswith("training:")]
+    assert len(lines) > 2
+    assert re.fullmatch(
+        r"training: [\d.k]+ of 2.56k \(\d+%\), .*bytes/s, [\d:?]+ left, [\d.]+ bits/byte, rate [\d.]+",
+        lines[0],
     )
-    assert step(17, 1024) == ""
-    log("validation/bits_per_byte", 3.25, 1024)
-    assert step(16 + train.EVERY_SECONDS, 1280) == (
-        "training: 1,280 of 2,560 bytes (50%), train 3.500 bits/byte, validation 3.250 bits/byte, rate 0.210, "
-        "17 bytes/s, 76 s left\n"
-    )
-
-
-def test_the_speed_of_a_resumed_run_is_its_own(
-    config: Config, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    now = 0.0
-    monkeypatch.setattr(train.time, "monotonic", lambda: now)
-    log = train.ProgressLog(config, "bits_per_byte", resumed_symbols=1280)
-    now = 20.0
-    log("train/symbols_per_second", 1.0, 1920)
-    assert "32 bytes/s, 20 s left" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"), [(59.4, "59 s"), (600, "10 min"), (3 * 3600, "3.0 h")]
-)
-def test_durations_have_one_unit(seconds: float, words: str) -> None:
-    assert train._format_duration(seconds) == words
+    assert re.search(r", validation [\d.]+$", lines[-1])
 
 
 def test_a_stored_configuration_trains_again(trained: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import math
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -36,7 +35,7 @@ from tokenv.data.corpus import Corpus, load_corpus
 from tokenv.evaluation.boundary_stats import boundary_stats_of_run, boundary_stats_over_training
 from tokenv.evaluation.loaded_run import LoadedRun, load_run, segment
 from tokenv.evaluation.report import draw_curves
-from tokenv.evaluation.run_state import Evaluation, History, Log, RunState, off_target
+from tokenv.evaluation.run_state import Evaluation, History, RunState, off_target
 from tokenv.evaluation.text_report import (
     boundary_tables,
     passage_facts,
@@ -62,7 +61,6 @@ DEFAULTS = (
 )
 # bytes of held-out text in the boundary statistics: seconds of work for any sequence length
 STATS_BYTES = 2**17
-FIRST_SECONDS, EVERY_SECONDS = 10.0, 60.0  # of progress lines
 
 
 def train_and_show(
@@ -91,7 +89,6 @@ def _train_and_show(
     config: Config, resumed: str | None, title: str | None, record: Record, ranks: Ranks | None
 ) -> dict[str, Any]:
     folder = record.folder
-    progress_bars = sys.stderr.isatty()
     components = build_components(config, torch.device("meta"), read_files=resumed is None)
     if config == Config():
         console().print(DEFAULTS, soft_wrap=True)
@@ -101,24 +98,13 @@ def _train_and_show(
     started = time.perf_counter()
     work_folder = folder or record.scratch
     resume = load_resumed(resumed)
-    logs: list[Log] = [record.log]
-    if not progress_bars:
-        resumed_symbols = 0
-        if resume is not None:
-            resumed_symbols = RunState.from_dict(resume.state).symbols
-        logs.append(ProgressLog(config, components.lm.codec.unit, resumed_symbols))
-
-    def log(name: str, value: float, symbols: int) -> None:
-        for each in logs:
-            each(name, value, symbols)
-
     try:
         last, history = train(
             config,
             work_folder / "checkpoints",
-            log,
+            record.log,
             resume=resume,
-            progress=progress_bars,
+            progress=True,
             ranks=ranks,
         )
     except KeyboardInterrupt:
@@ -298,55 +284,6 @@ def describe_run(
 
 def _count_parameters(module: torch.nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
-
-
-class ProgressLog:
-    """A log of metrics which prints progress, losses, speed and remaining time on stderr about once a minute.
-
-    Args:
-        config: configuration of the run.
-        unit: unit of its losses, such as ``bits_per_byte``.
-        resumed_symbols: training symbols before it was resumed.
-    """
-
-    def __init__(self, config: Config, unit: str, resumed_symbols: int = 0) -> None:
-        self._total = config.train.symbols
-        self._unit = unit
-        self._resumed_symbols = resumed_symbols
-        self._symbol = config.data.options.words.symbol
-        self._started = time.monotonic()
-        self._next = self._started + FIRST_SECONDS
-        self._last: dict[str, float] = {}
-
-    def __call__(self, name: str, value: float, symbols: int) -> None:
-        """Take one value of a metric; with the last metric of a step, print a line if it is due."""
-        self._last[name] = value
-        now = time.monotonic()
-        if now < self._next or name != "train/symbols_per_second":
-            return
-        self._next = now + EVERY_SECONDS
-        speed = (symbols - self._resumed_symbols) / (now - self._started)
-        remaining = "unknown"
-        if speed > 0:
-            remaining = _format_duration((self._total - symbols) / speed)
-        line = [f"{symbols:,} of {self._total:,} {self._symbol}s ({symbols / self._total:.0%})"]
-        unit = self._unit.replace("_per_", "/")
-        for split in ("train", "validation"):
-            loss = self._last.get(f"{split}/{self._unit}")
-            if loss is not None:
-                line.append(f"{split} {loss:.3f} {unit}")
-        rate = self._last.get("train/boundary_rate", math.nan)
-        line += [f"rate {rate:.3f}", f"{speed:,.0f} {self._symbol}s/s", f"{remaining} left"]
-        print("training: " + ", ".join(line), file=sys.stderr, flush=True)
-
-
-def _format_duration(seconds: float) -> str:
-    minutes = round(seconds / 60)
-    if minutes < 2:
-        return f"{round(seconds)} s"
-    if minutes < 120:
-        return f"{minutes} min"
-    return f"{minutes / 60:.1f} h"
 
 
 def train_only(config: Config, resume: str | None, ranks: Ranks) -> None:

@@ -122,11 +122,9 @@ class Components:
     @property
     def _early_exit_flops(self) -> int:
         """FLOPs per parameter of the early exit's head: for its likelihoods, and for its entropy where that is read."""
-        trained = (
-            FLOPS_PER_PARAMETER
-            if self.trains_early_exit and not self.frozen
-            else FORWARD_FLOPS_PER_PARAMETER
-        )
+        trained = FORWARD_FLOPS_PER_PARAMETER
+        if self.trains_early_exit and not self.frozen:
+            trained = FLOPS_PER_PARAMETER
         flops = 0
         if self.early_exit:
             flops += trained

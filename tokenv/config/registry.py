@@ -70,10 +70,8 @@ def plugins(values: Mapping[str, Any]) -> Iterator[Plugin]:
         if top == "tokenv" or file is None:
             continue
         package = Path(getattr(sys.modules[top], "__file__", None) or file)
-        files = (
-            sorted(package.parent.rglob("*.py"))[:MAX_FILES]
-            if package.name == "__init__.py"
-            else [Path(file)]
-        )
+        files = [Path(file)]
+        if package.name == "__init__.py":
+            files = sorted(package.parent.rglob("*.py"))[:MAX_FILES]
         owners = set(packages_distributions().get(top, ()))
         yield Plugin(files, {owner: version(owner) for owner in sorted(owners)})

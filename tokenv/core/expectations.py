@@ -53,11 +53,9 @@ def mean_over(x: Tensor, mask: Tensor, dim: int | tuple[int, ...]) -> Tensor:
 
 def mean_over_decisions(td: TensorDictBase, key: NestedKey) -> Tensor:
     """Return this process's summand of a loss's mean over all decisions, 0 if the key is missing: []."""
-    return (
-        local_masked_mean(td[key], td[keys.DECISION_MASK])
-        if key in td
-        else td[keys.LOG_LIKELIHOOD].new_zeros(())
-    )
+    if key not in td:
+        return td[keys.LOG_LIKELIHOOD].new_zeros(())
+    return local_masked_mean(td[key], td[keys.DECISION_MASK])
 
 
 def policy_objective(td: TensorDictBase) -> Tensor:

@@ -202,11 +202,9 @@ class EvalSampler:
             noise_BT = torch.full(shape, 0.5, device=self._device)
         elif noise_BT is None:
             noise_BT = torch.rand(*shape, device=self._device, generator=self._generator)
-        return (
-            shift_noise(noise_BT, options.logit_bias)
-            if options.threshold or options.logit_bias
-            else noise_BT
-        )
+        if options.threshold or options.logit_bias:
+            return shift_noise(noise_BT, options.logit_bias)
+        return noise_BT
 
 
 @contextmanager
@@ -404,11 +402,9 @@ def _in_context_scores(td: TensorDictBase, codec: Codec) -> dict[str, Tensor]:
 def _imitation_bits(td: TensorDictBase) -> dict[str, Tensor]:
     """Return the bits per symbol, [B], which a teacher's boundaries cost if the policy predicts them."""
     log_prob_BT = td.get(keys.DEMONSTRATION_LOG_PROB)
-    return (
-        {}
-        if log_prob_BT is None
-        else {"imitation_bits_B": _mean_per_symbol(-log_prob_BT) / math.log(2)}
-    )
+    if log_prob_BT is None:
+        return {}
+    return {"imitation_bits_B": _mean_per_symbol(-log_prob_BT) / math.log(2)}
 
 
 def _loss_sums(td: TensorDictBase, codec: Codec) -> dict[str, Tensor]:
@@ -425,7 +421,9 @@ def _loss_sums(td: TensorDictBase, codec: Codec) -> dict[str, Tensor]:
         if key in td
     }
     count_BT = codec.loss_mask(td["next", keys.SYMBOL])
-    return sums if count_BT is None else sums | {"count": _mean_per_symbol(count_BT)}
+    if count_BT is not None:
+        sums["count"] = _mean_per_symbol(count_BT)
+    return sums
 
 
 def sequence_losses(
@@ -440,9 +438,9 @@ def sequence_losses(
     """
     if count_B is None:
         return loss_B, early_B
-    return _ratio_contributions(loss_B, count_B), None if early_B is None else _ratio_contributions(
-        early_B, count_B
-    )
+    if early_B is not None:
+        early_B = _ratio_contributions(early_B, count_B)
+    return _ratio_contributions(loss_B, count_B), early_B
 
 
 def _mean_per_symbol(x_BT: Tensor) -> Tensor:

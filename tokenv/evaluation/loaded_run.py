@@ -348,11 +348,10 @@ def score_texts(
     windows = []
     for text in texts:
         length = min(trained.config.data.seq_len, len(text))
-        starts = (
-            [*range(0, len(text) - length, max(1, length // 2)), len(text) - length]
-            if length > 1
-            else []
-        )
+        starts: list[int] = []
+        if length > 1:
+            last = len(text) - length
+            starts = [*range(0, last, max(1, length // 2)), last]
         starts_of.append(starts)
         windows.append([torch.tensor(list(text[start : start + length])) for start in starts])
     scores = [([math.nan] * len(text), [False] * len(text)) for text in texts]
@@ -361,11 +360,9 @@ def score_texts(
             draw, windows, options.batch_size or WINDOWS_PER_PASS
         ):
             td = draw(symbol_BN, noise_BT=noise_BT)
-            greedy_BT = (
-                _most_probable(trained.components, td)
-                if greedy
-                else torch.zeros(td.shape, dtype=torch.bool)
-            )
+            greedy_BT = torch.zeros(td.shape, dtype=torch.bool)
+            if greedy:
+                greedy_BT = _most_probable(trained.components, td)
             nats_BT = td[keys.LOG_LIKELIHOOD].double()
             for (i, j), nats_T, greedy_T in zip(
                 places, nats_BT.tolist(), greedy_BT.tolist(), strict=True

@@ -215,11 +215,9 @@ def rates_table(points: Sequence[RatePoint], *, unit: str, title: str) -> Table:
 
 
 def _describe_way(point: RatePoint) -> str:
-    return (
-        f"{point.way}, {point.entropy_weight:g} a nat"
-        if point.way == ENTROPY_WEIGHTED
-        else point.way
-    )
+    if point.way == ENTROPY_WEIGHTED:
+        return f"{point.way}, {point.entropy_weight:g} a nat"
+    return point.way
 
 
 def write_rates(points: Sequence[RatePoint], path: Path) -> Path:
@@ -255,11 +253,9 @@ def draw_rates(
         entries = {}
         for (run, way, weight), unsorted in lines.items():
             line = sorted(unsorted, key=lambda point: point.boundary_rate)
-            name = (
-                f"{figures.short(run)} {_describe_way(line[0])}"
-                if several_runs
-                else _describe_way(line[0])
-            )
+            name = _describe_way(line[0])
+            if several_runs:
+                name = f"{figures.short(run)} {name}"
             colour = LINES[colours.index((run, weight)) % len(LINES)]
             losses = [point.loss for point in line]
             errors = [point.standard_error for point in line]

@@ -151,11 +151,9 @@ def load_questions(
         try:
             questions.append(task.question(row))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
-            problem = (
-                f"lacks the field {error}"
-                if isinstance(error, KeyError)
-                else f"is no question: {error}"
-            )
+            problem = f"is no question: {error}"
+            if isinstance(error, KeyError):
+                problem = f"lacks the field {error}"
             where = files[0] if files else task.hub
             raise UserError(
                 f"task {name}, {where}, row {number} {problem}; expected fields as in {task.hub}"

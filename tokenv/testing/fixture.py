@@ -134,11 +134,8 @@ class Checker:
         self.registered = registered
         self.options = options
         self.arguments = context
-        self.name = (
-            component
-            if isinstance(component, str)
-            else getattr(component, "__name__", str(component))
-        )
+        # a string, too, is its own name
+        self.name = getattr(component, "__name__", str(component))
 
     def build(self, **context: Any) -> Any:
         """Build the component anew, always with the same parameters, in float64.

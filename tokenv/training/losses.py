@@ -67,13 +67,13 @@ def mean_log_likelihood(
     log_likelihood = td[key]
     loss_mask = codec.loss_mask(td["next", keys.SYMBOL])
     if loss_mask is None:
-        return (
-            _local_mean(log_likelihood)
-            if weight is None
-            else local_masked_mean(log_likelihood, weight)
-        )
-    values = loss_mask if weight is None else loss_mask * weight
-    return _local_ratio(log_likelihood if weight is None else log_likelihood * weight, values)
+        if weight is None:
+            return _local_mean(log_likelihood)
+        return local_masked_mean(log_likelihood, weight)
+    if weight is not None:
+        log_likelihood = log_likelihood * weight
+        loss_mask = loss_mask * weight
+    return _local_ratio(log_likelihood, loss_mask)
 
 
 def _local_mean(x: Tensor) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +21,9 @@ from tokenv.core.processes import ProgressFile
 from tokenv.evaluation.run_state import Log, RunState
 from tokenv.lm.flops import Batch, Tokens, policy_flops, update_flops
 from tokenv.training.checkpointing import latest_checkpoint
+
+LINE_SECONDS = 30.0  # between two lines of progress where stderr is no terminal
+LINE = "{desc}: {n_fmt} of {total_fmt} ({percentage:.0f}%), {rate_fmt}, {remaining} left{postfix}\n"
 
 
 class NotFiniteError(RunFailedError):
@@ -162,7 +166,8 @@ class MetricsLogger:
         folder: folder of the run's checkpoints.
         total: training symbols of the whole run.
         symbols_per_update: training symbols of one update.
-        progress: whether to show a bar.
+        symbol: name of a symbol.
+        progress: whether to show a bar; where stderr is no terminal, a line every half minute.
         writes: whether this process writes the progress file.
     """
 
@@ -174,6 +179,7 @@ class MetricsLogger:
         folder: Path,
         total: int,
         symbols_per_update: int,
+        symbol: str,
         progress: bool,
         writes: bool,
     ) -> None:
@@ -182,13 +188,18 @@ class MetricsLogger:
         self._folder = folder
         self._symbols_per_update = symbols_per_update
         self._pending: list[PendingUpdate] = []
+        look: dict[str, Any] = {}
+        if not sys.stderr.isatty():
+            # with a delay there is no line before the first update
+            look = {"bar_format": LINE, "mininterval": LINE_SECONDS, "miniters": 1, "delay": 0.01}
         self._bar = tqdm(
             total=total,
             initial=state.symbols,
-            unit="B",
+            unit=f" {symbol}s",
             unit_scale=True,
             desc="training",
             disable=not progress,
+            **look,
         )
         self._file = ProgressFile(folder, total) if writes else None
 
@@ -225,10 +236,12 @@ class MetricsLogger:
             "symbols_per_second": self._symbols_per_update / update.seconds,
         }
         state.record("train", metrics, self._log, update.symbols)
-        self._bar.update(self._symbols_per_update)
         if self._file is not None:
             self._file.update(update.symbols)
-        self._bar.set_postfix_str(
-            f"{metrics[unit]:.3f} {unit.replace('_per_', '/')}, rate {metrics['boundary_rate']:.3f}, "
-            f"entropy {metrics['entropy']:.3f}"
+        shown = (
+            f"{metrics[unit]:.3f} {unit.replace('_per_', '/')}, rate {metrics['boundary_rate']:.3f}"
         )
+        if state.validation is not None:
+            shown += f", validation {state.validation.loss:.3f}"
+        self._bar.set_postfix_str(shown, refresh=False)
+        self._bar.update(self._symbols_per_update)

@@ -85,12 +85,13 @@ def expected_optimizer_state(
 ) -> dict[str, dict[str, Tensor]]:
     """Return the form of the optimizer's state: by parameter name, tensors of the shapes and types of the real ones."""
     step = torch.zeros((), device="meta")
-    return {
-        name: {"momentum": parameter}
-        if _muon_matrices(config, name, parameter)
-        else {"exp_avg": parameter, "exp_avg_sq": parameter, "step": step}
-        for name, parameter in parameters.items()
-    }
+    state: dict[str, dict[str, Tensor]] = {}
+    for name, parameter in parameters.items():
+        if _muon_matrices(config, name, parameter):
+            state[name] = {"momentum": parameter}
+        else:
+            state[name] = {"exp_avg": parameter, "exp_avg_sq": parameter, "step": step}
+    return state
 
 
 def _muon_matrices(config: TrainConfig, name: str, parameter: Tensor) -> int:
@@ -236,11 +237,9 @@ class Muon(torch.optim.AdamW):
             if not state:
                 state["momentum"] = torch.zeros_like(parameter)
             momentum = state["momentum"]
-            gradient = (
-                parameter.grad
-                if found_inf is None
-                else torch.where(found_inf > 0, momentum, parameter.grad)
-            )
+            gradient = parameter.grad
+            if found_inf is not None:
+                gradient = torch.where(found_inf > 0, momentum, gradient)
             momentum.lerp_(gradient, 1 - beta)
             matrices += full_tensor(gradient.lerp(momentum, beta)).chunk(count)
             parameter.grad = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
@@ -67,7 +68,7 @@ def train(
         folder: folder for checkpoints and ``progress.json``; only rank 0 writes there.
         log: function called with a metric's name, its value and the number of training symbols so far.
         resume: checkpoint to resume from; the run then equals one that never stopped, except for its timings.
-        progress: whether to show progress bars.
+        progress: whether to show progress bars; where stderr is no terminal, a line every half minute.
         ranks: the processes which train this run together, each of which calls this; None for a single process.
 
     Returns:
@@ -150,7 +151,7 @@ class Trainer:
         self.config = config
         self.folder = folder
         self.log = log
-        self.progress = progress
+        self.progress = progress and sys.stderr.isatty()  # bars of validations and of reading data
         self.ranks = ranks
         ranks.run_on_all_ranks(partial(self.build, resume))
         ranks.assert_consistent({"the data's fingerprint": self.corpus.fingerprint})
@@ -179,6 +180,7 @@ class Trainer:
             log,
             total=config.train.symbols,
             symbols_per_update=self.symbols_per_update,
+            symbol=config.data.options.words.symbol,
             progress=progress,
             folder=folder,
             writes=ranks.is_first,
@@ -294,11 +296,9 @@ class Trainer:
     def current_objective(self) -> Objective:
         """Return what the next update minimises: the imitation of a teacher first, if there is one."""
         until = self.config.imitation.symbols(self.config.train.symbols)
-        return (
-            self.objective
-            if self.imitation is None or self.state.symbols >= until
-            else self.imitation
-        )
+        if self.imitation is None or self.state.symbols >= until:
+            return self.objective
+        return self.imitation
 
     def passes(self) -> Iterator[PassInput]:
         """Read the sequences of this rank's passes of the present update, with the noise which belongs to them."""
