@@ -15,7 +15,6 @@ from scipy import stats
 
 import tokenv
 from tokenv.compare.comparison import build_comparison
-from tokenv.compare.robust_statistics import clustered_degrees_of_freedom, clustered_standard_error
 from tokenv.compare.score_statistics import (
     Difference,
     Scores,
@@ -25,6 +24,7 @@ from tokenv.compare.score_statistics import (
     describe_difference,
     estimate_difference,
 )
+from tokenv.core.clustered_errors import clustered_degrees_of_freedom, clustered_standard_error
 
 GENERATOR = np.random.default_rng(0)
 

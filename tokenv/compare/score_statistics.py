@@ -23,13 +23,12 @@ from scipy import optimize
 from tokenv.compare.robust_statistics import (
     LEVEL,
     RobustTable,
-    clustered_degrees_of_freedom,
-    clustered_standard_error,
     compare_robustly,
     critical_value,
     select_known,
     student_interval,
 )
+from tokenv.core.clustered_errors import clustered_degrees_of_freedom, clustered_standard_error
 
 Array: TypeAlias = np.ndarray[Any, Any]
 Pair: TypeAlias = tuple[str, str]

@@ -17,13 +17,13 @@ from torch import Tensor
 from tokenv.config.components import Components
 from tokenv.config.schema import Config
 from tokenv.core import keys
+from tokenv.core.clustered_errors import clustered_standard_error
 from tokenv.core.errors import UserError
 from tokenv.core.rates import Rate, RateRange
 from tokenv.core.sequences import HeldOutData, SequenceBatch
 from tokenv.evaluation.evaluator import (
     DEFAULTS,
     EvalOptions,
-    clustered_standard_error,
     eval_mode,
     evaluate_sequences,
     num_boundary_sites,

@@ -14,6 +14,7 @@ from tqdm import tqdm
 
 from tokenv.config.components import Components
 from tokenv.core import keys
+from tokenv.core.clustered_errors import clustered_standard_error
 from tokenv.core.contracts import BoundaryAgent, Sampling
 from tokenv.core.distributed import SINGLE_PROCESS, Group
 from tokenv.core.rates import Rate
@@ -97,29 +98,6 @@ class SequenceScores:
     def boundary_rate(self) -> float:
         """Drawn boundaries per position which may have one."""
         return self.action_BT.sum().item() / num_boundary_sites(self.decision_mask_BT)
-
-
-def clustered_standard_error(value_B: Tensor, cluster_B: Tensor) -> float:
-    """Return the standard error of ``value_B.mean()`` when values of one cluster depend on one another.
-
-    ``sqrt(sum_c (sum_{b in c} (v_b - mean))^2 / (1 - h_c)) / B``, where h_c is the share of values in cluster c:
-    the bias-reduced estimator CR2 (Bell & McCaffrey 2002; Imbens & Kolesar 2016). For C clusters of one size it is
-    ``sqrt(C / (C - 1) * sum_c (sum_{b in c} (v_b - mean))^2) / B`` (Liang & Zeger 1986).
-
-    Args:
-        value_B: values, [B].
-        cluster_B: cluster of each value, integers [B].
-
-    Returns:
-        The standard error; NaN for a single cluster.
-    """
-    _, index_B, count_C = cluster_B.unique(return_inverse=True, return_counts=True)
-    share_C = count_C.double() / len(cluster_B)
-    if len(share_C) < 2:
-        return math.nan
-    deviation_B = value_B.double() - value_B.double().mean()
-    total_C = torch.zeros_like(share_C).index_add_(0, index_B, deviation_B)
-    return math.sqrt((total_C.square() / (1 - share_C)).sum().item()) / len(value_B)
 
 
 def shift_noise(noise: Tensor, logit_bias: float | Tensor) -> Tensor:

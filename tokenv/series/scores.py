@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from tokenv.evaluation.evaluator import clustered_standard_error
+from tokenv.core.clustered_errors import clustered_standard_error
 from tokenv.series.codec import SeriesCodec
 from tokenv.series.contexts import Array, ContextBatch
 
@@ -138,17 +138,18 @@ class ScoreAccumulator:
 
     def result(self) -> ForecastScore:
         """Return means over all windows added so far; NaN without any."""
-        errors, cluster = self.each()
-        error = {name: torch.from_numpy(x_W) for name, x_W in errors.items()}
-        cluster_W = torch.from_numpy(cluster)
+        error, cluster_W = self.each()
         names = [name.removeprefix("mse ") for name in error if name.startswith("mse ")]
-        nothing = torch.zeros(0)
 
         def mean(name: str) -> float:
-            return error.get(name, nothing).mean().item()
+            if name not in error:
+                return math.nan
+            return float(error[name].mean())
 
         def standard_error(name: str) -> float:
-            return clustered_standard_error(error.get(name, nothing), cluster_W)
+            if name not in error:
+                return math.nan
+            return clustered_standard_error(error[name], cluster_W)
 
         def peer_score(name: str) -> PeerScore:
             mse = mean(f"mse {name}")
