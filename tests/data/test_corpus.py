@@ -4,6 +4,7 @@ import gzip
 import json
 import lzma
 import tracemalloc
+from dataclasses import replace
 from unittest.mock import patch
 
 import pyarrow as pa
@@ -13,7 +14,7 @@ import zstandard
 
 from tokenv.data import split
 from tokenv.data.config import DataConfig
-from tokenv.data.corpus import load_corpus
+from tokenv.data.corpus import load_corpus, reading_once
 from tokenv.data.documents import content_of, read_documents
 from tokenv.evaluation.calibration import split_for_calibration
 
@@ -298,3 +299,14 @@ def test_progress_is_shown_only_on_demand(tmp_path, capsys):
     assert capsys.readouterr().err == ""
     load_corpus(config, progress=True)
     assert "60 documents" in capsys.readouterr().err
+
+
+def test_data_are_read_once_in_a_context(tmp_path):
+    config = DataConfig(source=write_jsonl(tmp_path / "a.jsonl"), seq_len=8)
+    with reading_once():
+        first = load_corpus(config)
+        with reading_once():
+            assert load_corpus(config) is first
+        assert load_corpus(config) is first
+        assert load_corpus(replace(config, seq_len=4)) is not first
+    assert load_corpus(config) is not first

@@ -31,6 +31,7 @@ from tokenv.core.atomic import write_atomically
 from tokenv.core.distributed import LostRankError
 from tokenv.core.processes import GracefulStop
 from tokenv.core.trust import read_json
+from tokenv.data.corpus import reading_once
 
 PLAN_FILE = "plan.json"  # in a job's folder: what the first of several processes has decided
 PLAN_SECONDS = 0.1  # between two looks for it
@@ -77,6 +78,7 @@ def do_job(spec: JobSpec, rank: int, run_command: RunCommand, describe: Describe
         write_atomically(spec.result_file(rank), json.dumps(asdict(result)))
 
 
+@reading_once()
 def _train_and_evaluate(spec: JobSpec, run_command: RunCommand) -> JobResult:
     """Train and evaluate as far as that is not done yet, while this process holds the run's lock.
 

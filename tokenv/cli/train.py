@@ -31,7 +31,7 @@ from tokenv.core import checkpoints
 from tokenv.core.distributed import LostRankError
 from tokenv.core.errors import RunFailedError, UserError
 from tokenv.core.plugins import import_object
-from tokenv.data.corpus import Corpus, load_corpus
+from tokenv.data.corpus import Corpus, load_corpus, reading_once
 from tokenv.evaluation.boundary_stats import boundary_stats_of_run, boundary_stats_over_training
 from tokenv.evaluation.loaded_run import LoadedRun, load_run, segment
 from tokenv.evaluation.report import draw_curves
@@ -85,6 +85,7 @@ def train_and_show(
         return _train_and_show(config, resume, title, record, ranks)
 
 
+@reading_once()
 def _train_and_show(
     config: Config, resumed: str | None, title: str | None, record: Record, ranks: Ranks | None
 ) -> dict[str, Any]:

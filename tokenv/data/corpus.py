@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 
 from tqdm import tqdm
@@ -26,7 +28,8 @@ from tokenv.data.stream import (
     low_discrepancy_order,
 )
 
-_CORPORA: dict[str, Corpus] = {}
+_CORPORA: dict[str, Corpus] = {}  # of factories
+_READ: ContextVar[dict[str, Corpus]] = ContextVar("read")
 
 
 class InMemoryDataset:
@@ -194,6 +197,16 @@ class CorpusFactory:
         return _CORPORA[key].train(seed=seed)
 
 
+@contextmanager
+def reading_once() -> Iterator[None]:
+    """Let ``load_corpus`` read the data of a configuration once in this context, and then return the same corpus."""
+    token = _READ.set(_READ.get({}))
+    try:
+        yield
+    finally:
+        _READ.reset(token)
+
+
 def load_corpus(config: DataConfig, *, progress: bool = False) -> Corpus:
     """Read a corpus, split it and cut it into sequences.
 
@@ -206,6 +219,14 @@ def load_corpus(config: DataConfig, *, progress: bool = False) -> Corpus:
         UserError: the data cannot be read as their kind, is too little for one training and one validation
             sequence, or is a file which only a stored run names (see `check_sources`).
     """
+    read = _READ.get({})
+    key = repr(config)
+    if key not in read:
+        read[key] = _read_corpus(config, progress)
+    return read[key]
+
+
+def _read_corpus(config: DataConfig, progress: bool) -> Corpus:
     check_sources(config)
     if config.kind != "text":
         return Corpus(config.options.load(config), config)

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from tqdm import tqdm
 
 from tokenv.config import registry
@@ -20,7 +20,6 @@ from tokenv.config.components import Components, build_components
 from tokenv.config.hardware import prepare, resolve_device
 from tokenv.config.schema import Config
 from tokenv.core import keys
-from tokenv.core.devices import compiles
 from tokenv.core.plugins import import_object
 from tokenv.core.sequences import TensorSource
 from tokenv.env.generation import generate
@@ -36,9 +35,6 @@ from tokenv.lab.costs import (
     time_figures,
     time_once,
 )
-from tokenv.lm.attention import select_attention
-from tokenv.lm.codecs.base import ByteCodec, make_head
-from tokenv.lm.config import UNetConfig
 from tokenv.lm.flops import (
     Batch,
     Passes,
@@ -47,8 +43,6 @@ from tokenv.lm.flops import (
     policy_share,
     reading_flops,
 )
-from tokenv.lm.layers import RMSNorm, RotaryTable
-from tokenv.lm.unet import make_layers
 from tokenv.training.optimizers import make_optimizer, optimizer_flops, optimizer_step
 from tokenv.training.update import PassInput, TrainingStep
 
@@ -84,7 +78,7 @@ def bench(options: BenchOptions, *, progress: bool = False) -> dict[str, dict[st
         "draw": work.draw,
     }
     if options.plain:
-        variants["plain"] = _transformer_update(config, components, work.symbol_BN)
+        variants["plain"] = _transformer_work(config).update_with_given_boundaries
     seconds = interleave(variants, options.repeats, device, progress=progress)
     figures = _update_figures(work, seconds) | {"peak_memory_gib": memory}
     if options.rates:
@@ -282,57 +276,21 @@ def stepping_differences(
     return differences
 
 
-class PlainTransformer(nn.Module):
-    """A byte-level transformer as wide and deep as the U-Net, each layer with full attention and the middle's MLP.
+def _transformer_work(config: Config) -> UpdateWork:
+    """Return the work of a plain transformer: as wide and deep, with full attention and the middle's MLP everywhere.
 
-    Args:
-        config: configuration of the U-Net.
-        compute_dtype: precision of the activations; None for that of the parameters.
+    All layers but those of the decoder are in the encoder, and the one token of each sequence has a layer more.
     """
-
-    def __init__(self, config: UNetConfig, compute_dtype: torch.dtype | None = None) -> None:
-        super().__init__()
-        self.config = config
-        self.compute_dtype = compute_dtype
-        self.codec = ByteCodec(config.width, softcap=config.output_softcap)
-        layers = config.down_layers + config.mid_layers + config.up_layers
-        self.layers = make_layers(config, layers, config.token_mlp)
-        self.norm = RMSNorm(config.width)
-        self.head = make_head(self.codec, config.width)
-
-    def loss(self, symbol_BN: Tensor) -> Tensor:
-        """Return the mean nats per byte of x_2, ..., x_N: []."""
-        x_BTD = self.codec.embed(symbol_BN[:, :-1])
-        if self.compute_dtype is not None:
-            x_BTD = x_BTD.to(self.compute_dtype)
-        length = x_BTD.shape[1]
-        config = self.config
-        position_T = torch.arange(length, device=x_BTD.device)
-        rotary = RotaryTable(position_T, config.head_size, config.rope_base, x_BTD.dtype)
-        attention = select_attention(length, x_BTD.device, config.attention_softcap)
-        for layer in self.layers:
-            x_BTD = layer(x_BTD, rotary, attention)
-        return -self.codec.log_prob(self.head(self.norm(x_BTD)), symbol_BN[:, 1:]).mean()
-
-
-def _transformer_update(
-    config: Config, components: Components, symbol_BN: Tensor
-) -> Callable[[], None]:
-    """Return a function which makes an update of a plain transformer."""
-    transformer = PlainTransformer(config.model, components.lm.compute_dtype).to(symbol_BN.device)
-    if config.hardware.compile == "on" or (
-        config.hardware.compile == "auto" and compiles(symbol_BN.device)
-    ):
-        for layer in transformer.layers:
-            layer.compile(dynamic=False)
-    parameters = {f"lm.{name}": parameter for name, parameter in transformer.named_parameters()}
-    optimizer = make_optimizer(config.train, parameters)
-
-    def update() -> None:
-        transformer.loss(symbol_BN).backward()
-        optimizer_step(optimizer, parameters, config.train.max_grad_norm)
-
-    return update
+    model = replace(
+        config.model,
+        down_layers=config.model.down_layers + config.model.mid_layers,
+        mid_layers=1,
+        byte_mlp=config.model.token_mlp,
+        window=config.data.seq_len,
+    )
+    work = UpdateWork(replace(config, model=model))
+    work.action_BT[:, 0] = True
+    return work
 
 
 def bench_generation(

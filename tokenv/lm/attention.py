@@ -331,6 +331,6 @@ def select_attention(
             softcap=softcap,
             mask=_flex_mask(length, window, device, block),
         )
-    if window is None:
+    if window is None or window >= length:
         return functools.partial(causal_attention, softcap=softcap)
     return functools.partial(local_attention, softcap=softcap, window=window)
