@@ -142,12 +142,12 @@ class ScoreAccumulator:
         names = [name.removeprefix("mse ") for name in error if name.startswith("mse ")]
 
         def mean(name: str) -> float:
-            if name not in error:
+            if not len(cluster_W):
                 return math.nan
             return float(error[name].mean())
 
         def standard_error(name: str) -> float:
-            if name not in error:
+            if not len(cluster_W):
                 return math.nan
             return clustered_standard_error(error[name], cluster_W)
 
