@@ -4,11 +4,9 @@
 
 For each seed, a policy imitates BPE while a model learns with it. Then rewards train the policy further, and this
 model is frozen. The loss under the frozen model says whether rewards are right about the model which they came from.
-New models then learn, one with the policy before rewards and one with the policy after them, both frozen. A third new
-model learns together with the policy before rewards, which rewards train on and which reads through an encoder of its
-own. Last, rewards train the policy together with the model whose encoder it shares, after an imitation of 15%, against
-the imitation of the whole run. A gain is a lower loss in bits per byte, at the same boundary rate. Runs which STORE has
-are not trained again.
+New models then learn, one with the policy before rewards and one with the policy after them, both frozen. Last, rewards
+train the policy together with the model, after an imitation of 15%, against the imitation of the whole run. A gain is a
+lower loss in bits per byte, at the same boundary rate. Runs which STORE has are not trained again.
 """
 
 import shutil
@@ -50,7 +48,6 @@ ESTIMATORS = {
     "rloo, gamma 0.9": [*RLOO, "estimator.gamma=0.9"],
     "rloo, gamma 0.5": [*RLOO, "estimator.gamma=0.5"],
 }
-OWN_ENCODER = ["agent.frozen=false", "train.agent_learning_rate=0.0015", "loss.early=0.1"]
 # under the frozen model alone: is it the noise of the gradient which moves the policy away?
 SLOW = "train.learning_rate=0.0015"
 SLOW_ESTIMATORS = {
@@ -114,7 +111,6 @@ def measure_seed(store: Path, seed: int) -> list[dict[str, float | str]]:
         "rate before": rate,
         "frozen before": loss,
         "new before": loss_new,
-        "own encoder before": loss_new,
         "together before": loss,
     }
     start = [*MODEL, *IMITATED, "imitation.fraction=0.15"]
@@ -131,18 +127,9 @@ def measure_seed(store: Path, seed: int) -> list[dict[str, float | str]]:
         if estimator in ESTIMATORS:
             new = [*MODEL, f"agent.pretrained={rewarded}"]
             after = train(store, f"{rewarded.name}-new", seed + 100, new)
-            own = [
-                *MODEL,
-                f"agent.pretrained={imitated}",
-                *OWN_ENCODER,
-                *REWARDS,
-                *ESTIMATORS[estimator],
-            ]
-            own_encoder = train(store, f"{rewarded.name}-own-encoder", seed + 100, own)
             learning = [*start, *REWARDS, *ESTIMATORS[estimator]]
             together = train(store, f"{rewarded.name}-together", seed, learning)
             row["new after"], _ = measure(after, batches)
-            row["own encoder after"], row["rate own encoder"] = measure(own_encoder, batches)
             row["together after"], row["rate together"] = measure(together, batches)
         rows.append(row)
     return rows
@@ -157,7 +144,7 @@ def main(store: str, *seeds: str) -> None:
     table = pd.DataFrame([row for rows in found for row in rows])
     table.to_csv(folder / "frozen_or_retrained.csv", index=False)
     for estimator, rows in table.groupby("estimator", sort=False):
-        for model in ("frozen", "new", "own encoder", "together"):
+        for model in ("frozen", "new", "together"):
             gain = (rows[f"{model} before"] - rows[f"{model} after"]).dropna()
             if gain.empty:
                 continue
