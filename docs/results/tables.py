@@ -180,20 +180,28 @@ def draw_ablations(runs: pd.DataFrame, path: Path) -> None:
     save_png(figure, path)
 
 
+def repeated_and_not(runs: pd.DataFrame) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Return the runs in float32, and those in bfloat16 of the reference and of methods which have none in float32."""
+    exact = runs[runs["precision"] == "float32"]
+    repeated = set(exact["method"]) - {REFERENCE}
+    other = runs[(runs["precision"] == "bfloat16") & ~runs["method"].isin(repeated)]
+    return exact, other
+
+
 def make_tables() -> dict[str, dict[str, list[str]]]:
     """Return the lines of all tables by page and name."""
     python = pd.read_csv(FOLDER / "python.csv")
     books = pd.read_csv(FOLDER / "books-runs.csv")
     ablations = pd.read_csv(FOLDER / "ablations.csv")
-    at_2mb = python[python["budget"] == "2 MB"]
-    exact = at_2mb[at_2mb["precision"] == "float32"]
-    repeated = set(exact["method"]) - {REFERENCE}
-    others = at_2mb[(at_2mb["precision"] == "bfloat16") & ~at_2mb["method"].isin(repeated)]
+    at_2mb, others = repeated_and_not(python[python["budget"] == "2 MB"])
+    at_6mb, others_at_6mb = repeated_and_not(python[python["budget"] == "6 MB"])
+    larger = pd.concat([others_at_6mb, python[python["budget"] == "20 MB"]])
     after_whitespace = ablations["protocol"] == "whitespace first"
     results = {
-        "2 MB": compare_methods(exact),
+        "2 MB": compare_methods(at_2mb),
         "2 MB, bfloat16": compare_methods(others),
-        "6 and 20 MB": compare_budgets(python[python["budget"] != "2 MB"]),
+        "6 MB": compare_methods(at_6mb),
+        "6 and 20 MB": compare_budgets(larger),
         "books": compare_methods(books),
     }
     released = {
