@@ -66,8 +66,10 @@ class ProgressDisplay:
             self._bar_of[index] = self._add_bar(label, task, task.config.train.symbols)
         progress = self._read_progress(index, since)
         if progress is not None:
-            self._trained[index] = progress.symbols
-            self.bars.update(self._bar_of[index], completed=progress.symbols)
+            # the last update goes beyond the total
+            trained = min(progress.symbols, task.config.train.symbols)
+            self._trained[index] = trained
+            self.bars.update(self._bar_of[index], completed=trained)
             self.bars.update(self._all, completed=sum(self._trained.values()))
 
     def _read_progress(self, index: int, since: float) -> RunProgress | None:
