@@ -244,4 +244,5 @@ class MetricsLogger:
         if state.validation is not None:
             shown += f", validation {state.validation.loss:.3f}"
         self._bar.set_postfix_str(shown, refresh=False)
-        self._bar.update(self._symbols_per_update)
+        # the last update goes beyond the total
+        self._bar.update(min(update.symbols, self._bar.total) - self._bar.n)
