@@ -186,6 +186,7 @@ class MetricsLogger:
         self._state = state
         self._log = log
         self._folder = folder
+        self._total = total
         self._symbols_per_update = symbols_per_update
         self._pending: list[PendingUpdate] = []
         look: dict[str, Any] = {}
@@ -245,4 +246,4 @@ class MetricsLogger:
             shown += f", validation {state.validation.loss:.3f}"
         self._bar.set_postfix_str(shown, refresh=False)
         # the last update goes beyond the total
-        self._bar.update(min(update.symbols, self._bar.total) - self._bar.n)
+        self._bar.update(min(update.symbols, self._total) - self._bar.n)
