@@ -67,11 +67,25 @@ def test_of_runs_at_one_speed_it_is_exact(speed, seconds, at_once):
 
 def test_a_finished_run_counts_with_what_came_after_its_training():
     runs = Runs([1000, 1000, 1000])
+    runs.go_on(0, {0: 0})
     for _ in range(9):
         runs.go_on(1, {0: 100})
     runs.now += 11  # pictures and measurements
     runs.display.finish(0)
     assert runs.display.summary == "1 of 3 runs, about 0:00:43 left"  # 900 in 19 s
+
+
+def test_what_a_resumed_run_had_trained_before_takes_no_time():
+    runs = Runs([1000, 2000])
+    runs.trained[0] = 800
+    runs.go_on(0, {0: 0})
+    assert runs.display.summary == "0 of 2 runs"
+    for _ in range(10):
+        runs.go_on(1, {0: 10})
+    assert runs.display.summary == "0 of 2 runs, about 0:03:30 left"
+    runs.display.finish(0)
+    runs.display.update(1)
+    assert runs.left > timedelta(0)  # a further run does not make the speed unknown
 
 
 def test_a_run_which_had_finished_before_takes_no_time():

@@ -114,7 +114,7 @@ def test_an_opener_is_small_and_reads_once(monkeypatch):
     opener = pickle.loads(pickle.dumps(OPENER))
     assert len(pickle.dumps(OPENER)) < 2000
     first = opener(3).next(4)
-    monkeypatch.setattr("tokenv.data.corpus.load_corpus", lambda _: pytest.fail("read again"))
+    monkeypatch.setattr("tokenv.data.corpus._read_corpus", lambda *_: pytest.fail("read again"))
     assert torch.equal(OPENER(3).next(4).symbol_BN, first.symbol_BN)
     assert not torch.equal(OPENER(4).next(4).symbol_BN, first.symbol_BN)
 

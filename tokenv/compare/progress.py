@@ -15,13 +15,12 @@ from tokenv.core.processes import read_progress
 from tokenv.plotting.characters import escape_line
 from tokenv.plotting.console import console
 
-MEMORY = 1e9  # seconds over which speeds are averaged: all
-
 
 class ProgressDisplay:
     """Progress bars of the comparison and of every run which is going on; off a terminal, one line per run.
 
-    The comparison's bar counts training symbols. Runs which had finished before take nothing of its time.
+    The comparison's bar counts training symbols, without those of before it began: of runs which had finished, or which
+    go on from a checkpoint.
 
     Args:
         tasks: all runs.
@@ -37,20 +36,21 @@ class ProgressDisplay:
             TimeRemainingColumn(),
             console=console(),
             disable=not visible,
-            speed_estimate_period=MEMORY,
+            speed_estimate_period=float("inf"),  # speeds are means over all of the time
         )
         self._tasks = tasks
         self._store = store
         self._finished = 0
-        self._trained: dict[int, int] = {}  # training symbols of the runs which were started
+        self._before: dict[int, int] = {}  # training symbols of runs before the comparison
+        self._trained: dict[int, int] = {}  # and since
         self._bar_of: dict[int, TaskID] = {}
         self._folder_of: dict[int, Path] = {}
-        total = sum(task.config.train.symbols for task in tasks)
-        self._all = self._add_bar("comparison", tasks[0], total)
+        self._total = sum(task.config.train.symbols for task in tasks)
+        self._all = self._add_bar("comparison", tasks[0], self._total)
 
     def _add_bar(self, description: str, task: Task, total: int) -> TaskID:
-        unit = f"{task.config.data.options.words.symbol}s"
-        return self.bars.add_task(description, total=total, unit=unit)
+        symbol = task.config.data.options.words.symbol
+        return self.bars.add_task(description, total=total, unit=f"{symbol}s")
 
     def update(self, index: int, suffix: str = "", since: float = 0.0) -> None:
         """Show how far a running run is, as its progress file says.
@@ -62,15 +62,21 @@ class ProgressDisplay:
         """
         task = self._tasks[index]
         if index not in self._bar_of:
-            label = escape_line(task.label) + suffix
-            self._bar_of[index] = self._add_bar(label, task, task.config.train.symbols)
+            self._bar_of[index] = self._add_bar(
+                escape_line(task.label) + suffix, task, task.config.train.symbols
+            )
         progress = self._read_progress(index, since)
         if progress is not None:
             # the last update goes beyond the total
             trained = min(progress.symbols, task.config.train.symbols)
-            self._trained[index] = trained
             self.bars.update(self._bar_of[index], completed=trained)
-            self.bars.update(self._all, completed=sum(self._trained.values()))
+            self._trained[index] = trained - self._before.setdefault(index, trained)
+            self._update_all()
+
+    def _update_all(self) -> None:
+        # assigned, because rich forgets the speed where a total is updated
+        self.bars.tasks[0].total = self._total - sum(self._before.values())
+        self.bars.update(self._all, completed=sum(self._trained.values()))
 
     def _read_progress(self, index: int, since: float) -> RunProgress | None:
         if index not in self._folder_of:  # Sacred chooses its name
@@ -91,12 +97,12 @@ class ProgressDisplay:
     def finish(self, index: int) -> None:
         """Count a run which has ended, was finished before, or has failed."""
         self._finished += 1
+        symbols = self._tasks[index].config.train.symbols
         if index in self._bar_of:
-            self._trained[index] = self._tasks[index].config.train.symbols
-            self.bars.update(self._all, completed=sum(self._trained.values()))
+            self._trained[index] = symbols - self._before.get(index, 0)
         else:
-            total = self.bars.tasks[0].total or 0
-            self.bars.update(self._all, total=total - self._tasks[index].config.train.symbols)
+            self._before[index] = symbols
+        self._update_all()
         self.remove(index)
 
     def print(self, line: str) -> None:

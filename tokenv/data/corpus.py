@@ -191,10 +191,7 @@ class CorpusFactory:
 
     def __call__(self, seed: int) -> TrainStream:
         """Open the training sequences in the order of `seed`, which is at least 0."""
-        key = repr(self.config)
-        if key not in _CORPORA:
-            _CORPORA[key] = load_corpus(self.config)
-        return _CORPORA[key].train(seed=seed)
+        return _find_or_read(_CORPORA, self.config).train(seed=seed)
 
 
 @contextmanager
@@ -219,11 +216,14 @@ def load_corpus(config: DataConfig, *, progress: bool = False) -> Corpus:
         UserError: the data cannot be read as their kind, is too little for one training and one validation
             sequence, or is a file which only a stored run names (see `check_sources`).
     """
-    read = _READ.get({})
+    return _find_or_read(_READ.get({}), config, progress)
+
+
+def _find_or_read(corpora: dict[str, Corpus], config: DataConfig, progress: bool = False) -> Corpus:
     key = repr(config)
-    if key not in read:
-        read[key] = _read_corpus(config, progress)
-    return read[key]
+    if key not in corpora:
+        corpora[key] = _read_corpus(config, progress)
+    return corpora[key]
 
 
 def _read_corpus(config: DataConfig, progress: bool) -> Corpus:
