@@ -11,6 +11,9 @@ from typing import Any
 import pytest
 import torch
 from huggingface_hub import HfApi
+from hypothesis import given
+from hypothesis import settings as settings_of_hypothesis
+from hypothesis import strategies as st
 from tiny import settings
 
 import tokenv
@@ -39,7 +42,7 @@ def folder(tiny_run: Path) -> Path:
     return tiny_run
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def model(folder: Path) -> Model:
     return tokenv.load(folder)
 
@@ -62,6 +65,29 @@ def test_spans_cover_a_text(model: Model, text: str | bytes) -> None:
     assert spans[-1].end == len(data)
     assert [span.text for span in spans[:2]] == spans.tokens[:2]
     assert "tokens of" in repr(spans)
+
+
+@settings_of_hypothesis(max_examples=25)
+@given(
+    st.binary(min_size=1, max_size=100),
+    st.sampled_from([{}, {"seed": 3}, {"threshold": True}, {"rate": 0.4}]),
+)
+def test_offsets_are_the_ends_of_spans(model: Model, text: bytes, options: dict[str, Any]) -> None:
+    ends = [span.end for span in model.spans(text, **options)]
+    assert model.offsets(text, **options).tolist() == ends
+
+
+def test_offsets_need_neither_tokens_nor_decoder(
+    model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends = [span.end for span in model.spans(TEXT)]
+
+    def refuse(*_: Any) -> None:
+        raise AssertionError("only the encoder is needed")
+
+    for layer in (*model.lm.mid, *model.lm.up, model.lm.head, model.lm.early_head):
+        monkeypatch.setattr(layer, "forward", refuse)
+    assert model.offsets(TEXT).tolist() == ends
 
 
 def test_spans_are_those_of_the_command(model: Model, folder: Path, tmp_path: Path) -> None:
@@ -166,6 +192,7 @@ def test_several_texts_are_continued_as_each_alone(
     ("ask", "message"),
     [
         (lambda model: model.spans(""), "the text is empty"),
+        (lambda model: model.offsets(""), "the text is empty"),
         (lambda model: model.tokens(3), "expected str or bytes"),
         (lambda model: model.spans("\ud800"), "expected Unicode text"),
         (lambda model: model.generate(""), "the text is empty"),

@@ -32,6 +32,7 @@ from tokenv.evaluation.evaluator import (
 from tokenv.evaluation.loaded_run import (
     LoadedRun,
     Segmentation,
+    draw_boundaries,
     iterate_batches,
     resolve_rate,
     segment,
@@ -140,7 +141,14 @@ def _bracket(excess: Callable[[float], float]) -> tuple[float, float, float]:
 def segment_at_rate(
     trained: LoadedRun, text: bytes, options: EvalOptions = DEFAULTS, *, tokens: int | None = None
 ) -> Segmentation:
-    """Draw boundaries in a text at the rate of the options, or as many as make ``tokens`` tokens.
+    """Draw boundaries in a text with ``options_for_text``."""
+    return segment(trained, text, options_for_text(trained, text, options, tokens=tokens))
+
+
+def options_for_text(
+    trained: LoadedRun, text: bytes, options: EvalOptions = DEFAULTS, *, tokens: int | None = None
+) -> EvalOptions:
+    """Return the options which draw a text's boundaries at their rate, or as many as make ``tokens`` tokens.
 
     A rate-conditioned model is given the rate. The logits of any other model are shifted until this text has the rate;
     a warning says so if it stays more than one boundary off.
@@ -158,64 +166,64 @@ def segment_at_rate(
     conditioned = trained.components.agent.rates is not None
     rate = options.rate
     if tokens is not None:
-        return _segment_into(trained, text, options, tokens)
+        return _options_for_tokens(trained, text, options, tokens)
     if rate is None or conditioned:
-        return segment(trained, text, options)
+        return options
     if not 0 < rate <= 1:
         raise UserError(f"rate = {rate}: expected boundaries per byte in (0, 1], such as 0.2")
-    options = replace(options, rate=None)
-    segmentation = _segment_shifted(
+    options = _shifted(
         trained,
         text,
-        options,
+        replace(options, rate=None),
         lambda action_N: action_N.double().mean().item() - rate,
         f"rate = {rate}",
     )
-    boundaries = sum(segmentation.boundary_N)
+    boundaries = draw_boundaries(trained, text, options).sum().item()
     if abs(boundaries - rate * len(text)) > 1:
         warn(
             f"rate = {rate:g}: no logit bias draws it in this text; the nearest is {boundaries / len(text):.3g}"
         )
-    return segmentation
+    return options
 
 
-def _segment_into(
+def _options_for_tokens(
     trained: LoadedRun, text: bytes, options: EvalOptions, tokens: int
-) -> Segmentation:
+) -> EvalOptions:
     if not 1 <= tokens <= len(text):
         raise UserError(f"tokens = {tokens}: expected 1 to {len(text)}, the bytes of the text")
     conditioned = trained.components.agent.rates is not None
     rate = min(tokens / len(text), 1 - 1 / (len(text) + 1)) if conditioned else None
     options = replace(options, rate=resolve_rate(trained.components, trained.config, rate))
-    segmentation = _segment_shifted(  # the last byte always ends a token
+    options = _shifted(  # the last byte always ends a token
         trained,
         text,
         options,
         lambda action_N: action_N[:-1].sum().item() + 1.0 - tokens,
         f"tokens = {tokens}",
     )
-    drawn = sum(segmentation.boundary_N[:-1]) + 1
+    drawn = draw_boundaries(trained, text, options)[:-1].sum().item() + 1
     if drawn != tokens:
         warn(
             f"tokens = {tokens}: no logit bias cuts this text into just so many; these are {drawn}"
         )
-    return segmentation
+    return options
 
 
-def _segment_shifted(
+def _shifted(
     trained: LoadedRun,
     text: bytes,
     options: EvalOptions,
     excess: Callable[[Tensor], float],
     requested: str,
-) -> Segmentation:
+) -> EvalOptions:
+    """Return the options with the logit bias at which ``excess`` of the drawn boundaries is zero."""
     bias = _find_text_bias(trained, text, options, excess)
     if bias is None:
         raise UserError(
             f"{requested}: the agent {trained.config.agent['name']} does not draw by logits that could be shifted: "
             "expected none, which is its own"
         )
-    return segment(trained, text, replace(options, logit_bias=bias))
+    return replace(options, logit_bias=bias)
 
 
 def _find_text_bias(

@@ -155,6 +155,12 @@ class EvalSampler:
         td = observe(components.lm, components.agent, symbol_BN, rate=rate_B)
         return td.set(keys.NOISE, noise)
 
+    @torch.no_grad()
+    def boundaries(self, symbol_BN: Tensor, *, noise_BT: Tensor | None = None) -> Tensor:
+        """Draw the boundaries of a rollout of the same symbols, bool [B, T]; only encoder and policy run."""
+        td = self.observe(symbol_BN, noise_BT=noise_BT)
+        return self._components.agent.draw(td, td[keys.NOISE])[keys.ACTION].bool()
+
     def skip(self, symbol_BN: Tensor) -> None:
         """Draw and drop the noise of these symbols, so that the next batch has the noise as if they were rolled out."""
         self._noise(symbol_BN)

@@ -210,6 +210,30 @@ def segment_texts(
     return result
 
 
+def draw_boundaries(trained: LoadedRun, text: bytes, options: EvalOptions = DEFAULTS) -> Tensor:
+    """Draw the token boundaries in a text as ``segment`` does; only encoder and policy run.
+
+    Args:
+        trained: model of a run.
+        text: text of N >= 1 bytes.
+        options: how to draw.
+
+    Returns:
+        Whether a boundary was drawn after each byte, bool [N], on the CPU.
+
+    Raises:
+        UserError: if the text is empty, or see ``resolve_rate``.
+    """
+    size = options.sequences_per_pass(trained.config.data.seq_len)
+    with eval_mode(trained.components, _with_rate(trained, options)) as draw:
+        batches = iterate_batches(draw, [split_text(trained, text)], size)  # in the text's order
+        drawn = [
+            draw.boundaries(symbol_BN, noise_BT=noise_BT).flatten()
+            for _, symbol_BN, noise_BT in batches
+        ]
+    return torch.cat(drawn).cpu()
+
+
 def _with_rate(trained: LoadedRun, options: EvalOptions) -> EvalOptions:
     return replace(options, rate=resolve_rate(trained.components, trained.config, options.rate))
 
@@ -250,10 +274,8 @@ def split_text(trained: LoadedRun, text: bytes) -> list[Tensor]:
     """
     if not text:
         raise UserError("the text is empty: expected at least one byte in text=... or file=...")
-    return [
-        F.pad(piece_T, (0, 1))
-        for piece_T in torch.tensor(list(text)).split(trained.config.data.seq_len)
-    ]
+    symbol_N = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
+    return [F.pad(piece_T, (0, 1)) for piece_T in symbol_N.split(trained.config.data.seq_len)]
 
 
 def generate_texts(

@@ -10,6 +10,7 @@ from html import escape
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
+import numpy as np
 from huggingface_hub import HfApi
 
 from tokenv.config.schema import Config
@@ -17,10 +18,11 @@ from tokenv.core.errors import MissingFileError, UserError
 from tokenv.core.plugins import import_object
 from tokenv.core.trust import allowing
 from tokenv.data.corpus import CorpusFactory
-from tokenv.evaluation.calibration import segment_at_rate
+from tokenv.evaluation.calibration import options_for_text, segment_at_rate
 from tokenv.evaluation.evaluator import EvalOptions
 from tokenv.evaluation.loaded_run import (
     LoadedRun,
+    draw_boundaries,
     generate_texts,
     load_run,
     score_texts,
@@ -177,6 +179,28 @@ class Model:
         )
         return [Spans(each, self._trained.step).tokens for each in segmentations]
 
+    def offsets(self, text: One, **options: Unpack[Keywords]) -> np.ndarray[Any, Any]:
+        """Return the offsets at which the tokens of a text end, the last of which is its end.
+
+        These are the ends of ``spans``. Only the encoder and the policy run, so that this is about ten times as fast.
+
+        Args:
+            text: text of at least one byte.
+            **options: see ``spans``.
+
+        Returns:
+            Offsets in bytes, increasing, int64 [M].
+
+        Raises:
+            UserError: see ``spans``.
+        """
+        trained = self._text_model()
+        data = to_bytes(text)
+        shifted = options_for_text(trained, data, EvalOptions(**options))
+        boundary_N = draw_boundaries(trained, data, shifted).numpy()
+        boundary_N[-1] = True
+        return np.flatnonzero(boundary_N) + 1
+
     def pre_tokenizer(self, *, rate: float | None = None) -> PreTokenizer:
         """Return a pre-tokenizer for Hugging Face's ``tokenizers`` which splits text at the boundaries above 1/2.
 
@@ -187,7 +211,7 @@ class Model:
             UserError: if the model is one of series.
         """
         self._text_model()
-        return PreTokenizer(functools.partial(self.spans, threshold=True, rate=rate))
+        return PreTokenizer(functools.partial(self.offsets, threshold=True, rate=rate))
 
     def train_tokenizer(
         self,

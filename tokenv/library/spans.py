@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 from itertools import pairwise
 from typing import Any, overload
+
+import numpy as np
 
 from tokenv.evaluation.loaded_run import Segmentation
 from tokenv.evaluation.text_report import passage_page, to_passage
@@ -152,11 +154,11 @@ class PreTokenizer:
     (``Model.tokenizer`` returns a tokenizer which is).
 
     Args:
-        spans: function which segments a text of at least one character.
+        ends: function from a text of at least one character to the offsets at which its tokens end, in bytes.
     """
 
-    def __init__(self, spans: Callable[[str], Iterable[Span]]) -> None:
-        self._spans = spans
+    def __init__(self, ends: Callable[[str], np.ndarray[Any, Any]]) -> None:
+        self._ends = ends
 
     def pre_tokenize_str(self, text: str) -> list[tuple[str, tuple[int, int]]]:
         """Split a text into pieces with their offsets in characters; joined, the pieces are the text.
@@ -177,12 +179,6 @@ class PreTokenizer:
         """Return offsets in characters, from 0 to the text's end; none for an empty text."""
         if not text:
             return []
-        ends = {span.end for span in self._spans(text)}
-        offsets = [0]
-        position = 0
-        for i, character in enumerate(text, 1):
-            before = position
-            position = position + len(character.encode(errors="surrogateescape"))
-            if not ends.isdisjoint(range(before + 1, position + 1)):
-                offsets.append(i)
-        return offsets
+        lengths = [len(character.encode(errors="surrogateescape")) for character in text]
+        characters = np.searchsorted(np.cumsum(lengths), self._ends(text)) + 1
+        return [0, *np.unique(characters).tolist()]
