@@ -104,7 +104,7 @@ def test_a_run_of_one_rate(trained: Path, capsys: pytest.CaptureFixture[str]) ->
     capsys.readouterr()
     run_command("segment", ["with", f"run={trained}", f"text={'ab ' * 30}", "out=null", "tokens=1"])
     assert (
-        "tokens = 1: no logit bias cuts this text into just so many; these are 4"
+        "tokens = 1: no logit bias draws it in this text; the nearest is 4"
         in capsys.readouterr().err
     )
 

@@ -163,27 +163,20 @@ def options_for_text(
     Raises:
         UserError: if the text is empty, or the rate or the number of tokens is out of range or cannot be reached.
     """
-    conditioned = trained.components.agent.rates is not None
     rate = options.rate
     if tokens is not None:
         return _options_for_tokens(trained, text, options, tokens)
-    if rate is None or conditioned:
+    if rate is None or trained.components.agent.rates is not None:
         return options
     if not 0 < rate <= 1:
         raise UserError(f"rate = {rate}: expected boundaries per byte in (0, 1], such as 0.2")
-    options = _shifted(
-        trained,
-        text,
-        replace(options, rate=None),
-        lambda action_N: action_N.double().mean().item() - rate,
-        f"rate = {rate}",
-    )
-    boundaries = draw_boundaries(trained, text, options).sum().item()
-    if abs(boundaries - rate * len(text)) > 1:
-        warn(
-            f"rate = {rate:g}: no logit bias draws it in this text; the nearest is {boundaries / len(text):.3g}"
-        )
-    return options
+
+    def boundary_rate(action_N: Tensor) -> float:
+        return action_N.double().mean().item()
+
+    unconditioned = replace(options, rate=None)
+    one = 1 / max(1, len(text))
+    return _shift_logits(trained, text, unconditioned, "rate", rate, boundary_rate, one)
 
 
 def _options_for_tokens(
@@ -194,36 +187,49 @@ def _options_for_tokens(
     conditioned = trained.components.agent.rates is not None
     rate = min(tokens / len(text), 1 - 1 / (len(text) + 1)) if conditioned else None
     options = replace(options, rate=resolve_rate(trained.components, trained.config, rate))
-    options = _shifted(  # the last byte always ends a token
-        trained,
-        text,
-        options,
-        lambda action_N: action_N[:-1].sum().item() + 1.0 - tokens,
-        f"tokens = {tokens}",
-    )
-    drawn = draw_boundaries(trained, text, options)[:-1].sum().item() + 1
-    if drawn != tokens:
-        warn(
-            f"tokens = {tokens}: no logit bias cuts this text into just so many; these are {drawn}"
-        )
-    return options
+
+    def count(action_N: Tensor) -> float:
+        return action_N[:-1].sum().item() + 1.0  # the last byte always ends a token
+
+    return _shift_logits(trained, text, options, "tokens", tokens, count, 0)
 
 
-def _shifted(
+def _shift_logits(
     trained: LoadedRun,
     text: bytes,
     options: EvalOptions,
-    excess: Callable[[Tensor], float],
-    requested: str,
+    name: str,
+    requested: float,
+    measure: Callable[[Tensor], float],
+    tolerance: float,
 ) -> EvalOptions:
-    """Return the options with the logit bias at which ``excess`` of the drawn boundaries is zero."""
-    bias = _find_text_bias(trained, text, options, excess)
+    """Return the options with the logit bias at which a measure of the drawn boundaries is as requested.
+
+    Args:
+        trained: model of a run.
+        text: text.
+        options: how to draw.
+        name: name of the measure.
+        requested: its value.
+        measure: function from boundaries [N] to the measure, which increases with the bias.
+        tolerance: difference from the requested value above which a warning says what was reached.
+
+    Raises:
+        UserError: the agent's boundaries do not depend on logits.
+    """
+    bias = _find_text_bias(trained, text, options, lambda action_N: measure(action_N) - requested)
     if bias is None:
         raise UserError(
-            f"{requested}: the agent {trained.config.agent['name']} does not draw by logits that could be shifted: "
-            "expected none, which is its own"
+            f"{name} = {requested}: the agent {trained.config.agent['name']} does not draw by logits that could be "
+            "shifted: expected none, which is its own"
         )
-    return replace(options, logit_bias=bias)
+    options = replace(options, logit_bias=bias)
+    nearest = measure(draw_boundaries(trained, text, options))
+    if abs(nearest - requested) > tolerance:
+        warn(
+            f"{name} = {requested}: no logit bias draws it in this text; the nearest is {nearest:.7g}"
+        )
+    return options
 
 
 def _find_text_bias(
