@@ -304,9 +304,11 @@ def load_yaml_text(tmp_path: Path, text: str) -> dict[str, Any]:
 
 
 def test_duplicate_keys_are_rejected(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"mine.yaml, line 3: rate is given twice"):
+    with pytest.raises(
+        UserError, match=r'mine.yaml, line 3: found duplicate key "rate" .*: drop one'
+    ):
         read(tmp_path, "rate: 0.1\nseed: 1\nrate: 0.2")
-    with pytest.raises(UserError, match=r"mine.yaml, line 1: symbols is given twice"):
+    with pytest.raises(UserError, match=r'mine.yaml, line 1: found duplicate key "symbols"'):
         read(tmp_path, "train: {symbols: 3, symbols: 4}")
 
 

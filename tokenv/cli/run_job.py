@@ -18,8 +18,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import yaml
 from filelock import Timeout
+from ruamel.yaml import YAML
 
 from tokenv.compare.job import JobResult, JobSpec
 from tokenv.compare.locks import LOCK_SECONDS, acquire_gpus, run_lock
@@ -115,7 +115,7 @@ def _training_arguments(spec: JobSpec, run: StoredRun | None) -> list[str]:
     if run is not None:
         return ["with", f"resume={run.folder}", "-F", spec.store]
     config = spec.job_dir / "run.yaml"
-    write_atomically(config, yaml.safe_dump(spec.config.as_dict()))
+    YAML(typ="safe", pure=True).dump(spec.config.as_dict(), config)
     return ["with", str(config), "-F", spec.store]
 
 

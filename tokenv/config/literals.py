@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import io
-import re
 import shlex
 import warnings
 from collections.abc import Mapping, Sequence
@@ -13,7 +12,9 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Union, get_args, get_origin
 
-import yaml
+from ruamel.yaml import YAML
+from ruamel.yaml.constructor import DuplicateKeyError, SafeConstructor
+from ruamel.yaml.error import YAMLError
 
 from tokenv.core.conversion import hint_at
 from tokenv.core.errors import UserError
@@ -83,66 +84,36 @@ def _is_text(value: str) -> bool:
     return True
 
 
-class _Loader(yaml.SafeLoader):
-    """Loader with the scalars of YAML 1.2: 1e1 and 1_000 are numbers; on, yes and 1:30 are text; no key twice."""
-
-    yaml_implicit_resolvers: dict[str, Any] = {}
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        """Construct a mapping as ``SafeLoader`` does.
-
-        Raises:
-            UserError: a key is given twice.
-        """
-        seen = set()
-        for key in (key for key, _ in node.value if isinstance(key, yaml.ScalarNode)):
-            if key.value in seen:
-                at = key.start_mark
-                raise UserError(
-                    f"{at.name}, line {at.line + 1}: {key.value} is given twice: drop one"
-                )
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
-
-    def construct_int(self, node: yaml.ScalarNode) -> int:
-        """Construct 10, 0o10 or 0x10."""
-        text = str(self.construct_scalar(node)).lower()
-        return int(text, {"0x": 16, "0o": 8}.get(text[:2], 10))
+class _Constructor(SafeConstructor):
+    """Constructor which reads dates as texts."""
 
 
-for _kind, _pattern in {
-    "null": r"~|null|Null|NULL|",
-    "bool": r"true|True|TRUE|false|False|FALSE",
-    "int": r"[-+]?\d+(_\d+)*|0o[0-7]+|0x[0-9a-fA-F]+",
-    "float": r"[-+]?(\.\d+|\d+(_\d+)*(\.\d*)?)([eE][-+]?\d+)?|[-+]?\.(inf|Inf|INF)|\.(nan|NaN|NAN)",
-    "merge": r"<<",
-}.items():
-    _Loader.add_implicit_resolver(
-        f"tag:yaml.org,2002:{_kind}", re.compile(rf"^(?:{_pattern})$"), None
-    )
-_Loader.add_constructor("tag:yaml.org,2002:int", _Loader.construct_int)
+_Constructor.add_constructor("tag:yaml.org,2002:timestamp", SafeConstructor.construct_yaml_str)
 
 
 def parse_yaml(text: str, where: str) -> Any:
-    """Return the value of a YAML text.
+    """Return the value of a text in YAML 1.2: 1e1 and 1_000 are numbers; on, yes and 1:30 are text.
 
     Args:
         text: the text.
         where: file or key, for the message.
 
     Raises:
-        UserError: it is not valid YAML, or contains what a configuration may not.
+        UserError: it is not valid YAML, gives a key twice, or contains what a configuration may not.
     """
     stream = io.StringIO(text)
     stream.name = where  # which messages give
+    reader = YAML(typ="safe", pure=True)
+    reader.Constructor = _Constructor
     try:
-        value = yaml.load(stream, _Loader)
-    except UserError:
-        raise
+        value = reader.load(stream)
+    except DuplicateKeyError as error:
+        line = error.problem_mark.line + 1
+        raise UserError(f"{where}, line {line}: {error.problem}: drop one") from None
     except RecursionError:
         raise UserError(f"{where} is nested too deeply: expected a configuration") from None
     # all but the first are raised for a wrong !!tag
-    except (yaml.YAMLError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (YAMLError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{where}: not valid YAML: {error}") from error
     return check_plain(value, where)
 
