@@ -26,6 +26,7 @@ from tokenv.compare.robust_statistics import (
     compare_robustly,
     critical_value,
     select_known,
+    standard_error,
     student_interval,
 )
 from tokenv.core.clustered_errors import clustered_degrees_of_freedom, clustered_standard_error
@@ -71,10 +72,7 @@ class Scores:
     @property
     def seed_error(self) -> float:
         """Standard error of the mean over seeds; NaN for one seed."""
-        seeds = len(self.loss_SB)
-        if seeds > 1:
-            return float(self.loss_S.std(ddof=1) / math.sqrt(seeds))
-        return math.nan
+        return standard_error(self.loss_S)
 
     @property
     def document_error(self) -> float:
@@ -246,10 +244,7 @@ def compare_scores(
             ``seeds`` say; or ``reference`` is no method.
     """
     arrays = {name: np.asarray(values, dtype=float) for name, values in scores.items()}
-    if arrays:
-        columns = next(iter(arrays.values())).shape[-1]
-    else:
-        columns = 0
+    columns = next((array.shape[-1] for array in arrays.values()), 0)
     for name, array in arrays.items():
         if array.ndim not in (1, 2) or array.shape[-1] != columns or not array.size:
             raise ValueError(
@@ -334,12 +329,7 @@ def tabulate_differences(differences: Mapping[Pair, Difference]) -> pd.DataFrame
         {**asdict(each), "difference": each.mean, "verdict": each.verdict}
         for each in differences.values()
     ]
-    if differences:
-        first, second = zip(*differences, strict=True)
-    else:
-        first = ()
-        second = ()
-    index = pd.MultiIndex.from_arrays([list(first), list(second)], names=["first", "second"])
+    index = pd.MultiIndex.from_tuples(list(differences), names=["first", "second"])
     return pd.DataFrame(rows, index=index, columns=COLUMNS)
 
 
