@@ -114,7 +114,7 @@ class Learned(Policy):
             self.rates = rates
             self.bias = 0.0
             self.in_keys = [*self.in_keys, keys.TARGET_RATE]
-            self.told = RateFiLM(rates, window + 1)
+            self.film = RateFiLM(rates, window + 1)
 
     def _project(self, encoding: Tensor) -> Tensor:
         """Return all W_j X_i in one matrix product: [.., D] -> [.., w + 1]."""
@@ -126,7 +126,7 @@ class Learned(Policy):
         projected = self._project(observation[keys.ENCODING])
         if self.rates is None:
             return projected
-        gain, shift = self.told(observation[keys.TARGET_RATE].to(projected.dtype))
+        gain, shift = self.film(observation[keys.TARGET_RATE].to(projected.dtype))
         start = F.pad(self._initial_logit(observation).unsqueeze(-1), (0, self.window))
         return projected * (1 + gain) + self.scale * (shift + start)
 

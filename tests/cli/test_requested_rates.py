@@ -32,22 +32,26 @@ def test_a_run_with_a_range(ranged: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "rates: rates.csv, rates.png" in shown
     points = report["points"]
     assert [(p["way"], p["target_rate"]) for p in points] == [
-        (way, rate) for rate in (0.15, 0.3, 0.5) for way in ("told", "calibrated")
+        (way, rate) for rate in (0.15, 0.3, 0.5) for way in ("conditioned", "calibrated")
     ]
-    told = [p for p in points if p["way"] == "told"]
-    assert told[0]["boundary_rate"] < told[1]["boundary_rate"] < told[2]["boundary_rate"]
-    assert told[0]["flops"] < told[1]["flops"] < told[2]["flops"]
+    conditioned = [p for p in points if p["way"] == "conditioned"]
+    assert (
+        conditioned[0]["boundary_rate"]
+        < conditioned[1]["boundary_rate"]
+        < conditioned[2]["boundary_rate"]
+    )
+    assert conditioned[0]["flops"] < conditioned[1]["flops"] < conditioned[2]["flops"]
     assert json.loads(Path("evaluation.json").read_text()) == report
     with Path("rates.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [float(row["loss"]) for row in rows] == [p["loss"] for p in points]
     assert Path("rates.png").read_bytes().startswith(b"\x89PNG")
     plain = run_command("evaluate", [*words, "out=null"])["points"]
-    assert [p["way"] for p in plain] == ["told"] * 3
+    assert [p["way"] for p in plain] == ["conditioned"] * 3
 
-    budget = f"flops={told[1]['flops']}"
+    budget = f"flops={conditioned[1]['flops']}"
     (met,) = run_command("evaluate", ["with", f"run={ranged}", *FEW, budget, "out=null"])["points"]
-    assert met["target_rate"] == pytest.approx(told[1]["boundary_rate"])
+    assert met["target_rate"] == pytest.approx(conditioned[1]["boundary_rate"])
     assert run_command(
         "generate", ["with", f"run={ranged}", "text=ab", "max_new_tokens=20", budget]
     ).startswith("ab")
@@ -70,8 +74,8 @@ def test_several_runs_on_one_text(ranged: Path, tiny_words: list[str]) -> None:
     words = [f"run={ranged}", "rates=[0.2, 0.4]", *FEW]
     points = run_command("evaluate", ["with", *words, "other_runs=['runs/2']"])["points"]
     assert [(p["run"], p["way"], p["target_rate"]) for p in points] == [
-        (str(ranged), "told", 0.2),
-        (str(ranged), "told", 0.4),
+        (str(ranged), "conditioned", 0.2),
+        (str(ranged), "conditioned", 0.4),
         ("runs/2", "calibrated", 0.2),
         ("runs/2", "calibrated", 0.4),
     ]

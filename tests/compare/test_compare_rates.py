@@ -1,4 +1,4 @@
-"""Comparisons at rates that are asked for: what is measured, kept, tested and shown."""
+"""Comparisons at rates that are requested: what is measured, kept, tested and shown."""
 
 import json
 from dataclasses import replace
@@ -26,7 +26,7 @@ from tokenv.evaluation.calibration import split_for_calibration
 from tokenv.evaluation.evaluator import EvalOptions
 from tokenv.evaluation.loaded_run import load_run
 
-ASKED = (0.1, 0.2)
+RATES = (0.1, 0.2)
 SEQUENCES = 40
 
 
@@ -47,8 +47,8 @@ def test_a_run_at_rates_is_measured_as_evaluate_does_and_kept(tiny_settings, tmp
     points = rate_curve(
         trained.components, trained.config, evaluation_request.rates, *both, options
     )
-    assert [(at.way, at.asked) for at in found.at_rates] == [
-        *(("told", 0.3), ("calibrated", 0.3), ("told", 0.15), ("calibrated", 0.15))
+    assert [(at.way, at.target_rate) for at in found.at_rates] == [
+        *(("conditioned", 0.3), ("calibrated", 0.3), ("conditioned", 0.15), ("calibrated", 0.15))
     ]
     for at, point in zip(found.at_rates, points, strict=True):
         assert (at.rate, at.flops, at.logit_bias) == (
@@ -86,7 +86,7 @@ def check_halves(trained):
     table = tabulate_rates(
         {"one": {0: replace(a_method("one").runs[0].evaluation, at_rates=found, **every)}}
     )
-    assert list(table.way) == ["calibrated", "told"]
+    assert list(table.way) == ["calibrated", "conditioned"]
     assert list(table.loss) == pytest.approx([np.mean(at.loss) for at in reversed(found)])
 
 
@@ -110,10 +110,21 @@ def test_rates_that_cannot_be_compared_are_refused(rates, message):
 def losses_at(shift, seed, way):
     noise, common = np.random.default_rng(seed), np.random.default_rng(7)
     found = []
-    for asked in ASKED:
-        loss = common.normal(2 - asked, 0.3, SEQUENCES) + shift + noise.normal(0, 0.01, SEQUENCES)
+    for target_rate in RATES:
+        loss = (
+            common.normal(2 - target_rate, 0.3, SEQUENCES)
+            + shift
+            + noise.normal(0, 0.01, SEQUENCES)
+        )
         found.append(
-            RateEvaluation(way, asked, asked + 0.001 * seed, 1e5 * (1 + asked), 0.1, loss.tolist())
+            RateEvaluation(
+                way,
+                target_rate,
+                target_rate + 0.001 * seed,
+                1e5 * (1 + target_rate),
+                0.1,
+                loss.tolist(),
+            )
         )
     return found
 
@@ -137,7 +148,10 @@ def with_rates(method, found):
 def three():
     every = with_rates(
         a_method("every <b>", 2.0, seeds=3),
-        lambda seed: [*losses_at(1.0, seed + 1, "told"), *losses_at(0.0, seed + 1, "calibrated")],
+        lambda seed: [
+            *losses_at(1.0, seed + 1, "conditioned"),
+            *losses_at(0.0, seed + 1, "calibrated"),
+        ],
     )
     one = with_rates(
         a_method("one", 2.05, seeds=3), lambda seed: losses_at(0.05, seed + 4, "calibrated")
@@ -165,12 +179,20 @@ def compared(methods, reference):
 def test_methods_are_compared_with_the_reference_at_every_rate(three):
     rates = three.rates
     assert list(zip(rates.method, rates.way, rates.compared, strict=True)) == [
-        *(("every <b>", way, way == "calibrated") for way in ("calibrated", "told") for _ in ASKED),
-        *(("one", "calibrated", True) for _ in ASKED),
+        *(
+            ("every <b>", way, way == "calibrated")
+            for way in ("calibrated", "conditioned")
+            for _ in RATES
+        ),
+        *(("one", "calibrated", True) for _ in RATES),
         ("whitespace", "own", True),
     ]
     own = rates.loc[6]
-    assert (own.asked, own.drawn, own.difference) == (pytest.approx(0.16), pytest.approx(0.16), "")
+    assert (own.target_rate, own.boundary_rate, own.difference) == (
+        pytest.approx(0.16),
+        pytest.approx(0.16),
+        "",
+    )
     losses = {
         method.name: np.array(
             [
@@ -185,7 +207,7 @@ def test_methods_are_compared_with_the_reference_at_every_rate(three):
             Scores(losses[name][:, place], np.arange(SEQUENCES), (0, 1, 2))
             for name in ("one", "every <b>")
         ]
-        for place in range(len(ASKED))
+        for place in range(len(RATES))
     ]
     wanted = [estimate_difference(*pair) for pair in scores]
     for row, each, p_holm in zip(
@@ -228,15 +250,15 @@ def test_the_report_shows_them(three, tmp_path):
     assert rate_columns(three) == ["0.1", "0.2", "its own"]
     page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
     assert "At requested rates" in page.headings
-    told = rows(tmp_path / "rates.csv")
-    assert [(row["method"], row["way"], float(row["asked"])) for row in told[:5]] == [
-        *(("every <b>", way, rate) for way in ("calibrated", "told") for rate in ASKED),
+    conditioned = rows(tmp_path / "rates.csv")
+    assert [(row["method"], row["way"], float(row["target_rate"])) for row in conditioned[:5]] == [
+        *(("every <b>", way, rate) for way in ("calibrated", "conditioned") for rate in RATES),
         ("one", "calibrated", 0.1),
     ]
     row = three.rates.loc[4]
-    assert float(told[4]["bits_per_byte"]) == row.loss
-    assert float(told[4]["p_holm"]) == row.p_holm
-    assert told[0]["difference"] == ""
+    assert float(conditioned[4]["bits_per_byte"]) == row.loss
+    assert float(conditioned[4]["p_holm"]) == row.p_holm
+    assert conditioned[0]["difference"] == ""
     assert any(f"{row.difference:+.4f}" in text for text in page.cells)
 
 

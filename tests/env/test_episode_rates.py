@@ -112,7 +112,7 @@ def test_a_rate_for_all_is_the_agent_of_that_rate(tiny_lm, symbol_BN, name):
         options["seq_len"] = LENGTH
     plain = kind(rate=0.3, **options).double().train(conditioned.training)
     if conditioned.trainable:
-        torch.nn.init.zeros_(conditioned.told.last.weight)
+        torch.nn.init.zeros_(conditioned.film.last.weight)
         plain.scale = conditioned.scale
         plain.projection.load_state_dict(conditioned.projection.state_dict())
     noise = random_noise(2, BATCH, LENGTH - 1)

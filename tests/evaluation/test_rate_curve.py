@@ -115,7 +115,7 @@ def test_one_rates_model_has_no_more_parameters_than_ever(tiny_settings):
     assert {name for name in state if name.startswith("agent.")} == {"agent.projection.weight"}
     more = build_components(resolve([], settings_of(tiny_settings))).state_dict()
     assert {name for name in more if name not in state} == {
-        *(f"agent.told.{name}" for name in ("hidden.weight", "hidden.bias", "last.weight"))
+        *(f"agent.film.{name}" for name in ("hidden.weight", "hidden.bias", "last.weight"))
     }
     assert all(torch.equal(more[name], tensor) for name, tensor in state.items())
 
@@ -234,7 +234,7 @@ def test_a_requested_rate_is_that_of_all_sequences(parts, held_out):
 
 def test_a_calibrated_model_draws_the_requested_rate(parts, held_out):
     with torch.no_grad():
-        parts.agent.told.last.weight.fill_(0.1)  # off, the more so the further up
+        parts.agent.film.last.weight.fill_(0.1)  # off, the more so the further up
     own = held_out[1]
     for rate in (0.15, 0.3, 0.5):
         bias = calibrate(parts, own, rate, EvalOptions(4))
@@ -261,7 +261,7 @@ def test_a_calibrated_model_draws_the_requested_rate(parts, held_out):
 def test_exact_counts_are_those_of_the_requested_rate(tiny_settings, held_out, agent):
     parts = build_components(config := resolve([], settings_of(tiny_settings, agent=agent)))
     points = rate_curve(parts, config, [0.125, 0.25, 0.5], *held_out, EvalOptions(4))
-    assert [point.way for point in points] == ["told"] * 3
+    assert [point.way for point in points] == ["conditioned"] * 3
     assert [point.boundary_rate for point in points] == pytest.approx([4 / 31, 8 / 31, 16 / 31])
 
 
@@ -396,7 +396,7 @@ def test_an_entropy_weight_keeps_the_rate_and_is_compared_with_a_constant_bias(
         parts.lm.early_head.weight.normal_(std=0.5)
     points = rate_curve(parts, config, [0.3], *held_out, EvalOptions(4), entropy_weights=[0.0, 1.0])
     assert [(point.way, point.entropy_weight) for point in points] == [
-        ("told", 0),
+        ("conditioned", 0),
         ("calibrated", 0),
         ("entropy-weighted", 1),
     ]

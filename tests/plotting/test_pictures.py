@@ -46,7 +46,7 @@ def rates(path: Path, title: str) -> None:
     losses = {rate: 3 - rate for rate in (0.1, 0.2, 0.4)}
     points = [
         RatePoint(way, rate, rate, loss, 0.1, 1e6 * rate, run=MODEL)
-        for way in ("told", "calibrated")
+        for way in ("conditioned", "calibrated")
         for rate, loss in losses.items()
     ]
     draw_rates(points, path, unit="bits_per_byte", title=title, trained=0.2)

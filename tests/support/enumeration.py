@@ -83,7 +83,7 @@ class Enumeration:
         with torch.no_grad():
             self.agent.projection.weight.normal_(std=0.5)
             if rate_range is not None:
-                self.agent.told.last.weight.normal_(std=0.5)
+                self.agent.film.last.weight.normal_(std=0.5)
             self.lm.early_head.weight.normal_()
         self.symbol_BN = torch.randint(256, (batch, length))
         self.mask_KBT = all_boundaries(length, batch)

@@ -15,7 +15,7 @@ def stir(agent, spread=0.5):
     """Randomise a policy's parameters so that it depends on the encoding, earlier boundaries and the rate."""
     with torch.no_grad():
         agent.projection.weight.normal_(std=spread)
-        agent.told.last.weight.normal_(std=0.3)
+        agent.film.last.weight.normal_(std=0.3)
     return agent
 
 

@@ -115,8 +115,8 @@ class RateEvaluation:
 
     Attributes:
         way: how the run reaches the rate.
-        asked: requested boundaries per symbol.
-        rate: drawn boundaries per symbol.
+        target_rate: requested boundaries per symbol.
+        boundary_rate: drawn boundaries per symbol.
         flops: FLOPs of reading a symbol.
         logit_bias: shift of the logits.
         loss: share of every held-out sequence in the loss; of the first half of them where no others are left to
@@ -124,8 +124,8 @@ class RateEvaluation:
     """
 
     way: str
-    asked: Figure
-    rate: Figure
+    target_rate: Figure
+    boundary_rate: Figure
     flops: Figure
     logit_bias: Figure
     loss: list[Figure]

@@ -36,11 +36,11 @@ def tabulate_rates(
 
     Returns:
         One row for every method, way (see ``tokenv.evaluation.calibration``) and rate, in ascending order; none where
-        nothing was measured. Columns: ``method``, ``way``, ``asked`` (requested boundaries per symbol; drawn ones if a
-        method takes no request), ``drawn`` and ``flops`` (of reading a symbol), means over seeds; ``seeds``, their
-        number; ``loss``, ``seed_error``, ``document_error``; ``lowest`` and ``highest`` loss of a seed; ``compared``,
-        whether the method is drawn and compared in this way; and ``DIFFERENCE``, its loss minus the reference's at the
-        same rate, empty where they are not compared.
+        nothing was measured. Columns: ``method``, ``way``, ``target_rate`` (requested boundaries per symbol; drawn ones
+        if a method takes no request), ``boundary_rate`` and ``flops`` (of reading a symbol), means over seeds;
+        ``seeds``, their number; ``loss``, ``seed_error``, ``document_error``; ``lowest`` and ``highest`` loss of a
+        seed; ``compared``, whether the method is drawn and compared in this way; and ``DIFFERENCE``, its loss minus the
+        reference's at the same rate, empty where they are not compared.
     """
     rows: list[dict[str, Any]] = []
     scores: list[Scores] = []
@@ -51,19 +51,21 @@ def tabulate_rates(
         for seed, evaluation in seeds.items():
             for each in evaluation.at_rates:
                 # A method which takes no request has a rate of its own in every run.
-                key = PRECEDENCE.index(each.way), 0.0 if each.way == NATIVE else each.asked
+                key = PRECEDENCE.index(each.way), 0.0 if each.way == NATIVE else each.target_rate
                 groups.setdefault(key, {})[seed] = each
-        for way, asked in sorted(groups):
-            runs = groups[way, asked].values()
+        for way, target_rate in sorted(groups):
+            runs = groups[way, target_rate].values()
             loss_SB = np.array([run.loss for run in runs])
-            own = Scores(loss_SB, np.array(document[: loss_SB.shape[1]]), tuple(groups[way, asked]))
-            drawn = float(np.mean([run.rate for run in runs]))
+            own = Scores(
+                loss_SB, np.array(document[: loss_SB.shape[1]]), tuple(groups[way, target_rate])
+            )
+            boundary_rate = float(np.mean([run.boundary_rate for run in runs]))
             flops = float(np.mean([run.flops for run in runs]))
             row = {
                 "method": method,
                 "way": PRECEDENCE[way],
-                "asked": asked or drawn,
-                "drawn": drawn,
+                "target_rate": target_rate or boundary_rate,
+                "boundary_rate": boundary_rate,
                 "flops": flops,
             }
             row |= {"seeds": len(runs), "loss": own.mean, "seed_error": own.seed_error}
@@ -74,7 +76,9 @@ def tabulate_rates(
             }
             rows.append(row | {"compared": way == min(groups)[0]})
             scores.append(own)
-    compared = {(row["method"], row["asked"]): i for i, row in enumerate(rows) if row["compared"]}
+    compared = {
+        (row["method"], row["target_rate"]): i for i, row in enumerate(rows) if row["compared"]
+    }
     pairs = {
         key: estimate_difference(scores[i], scores[compared[reference, key[1]]])
         for key, i in compared.items()

@@ -262,7 +262,7 @@ def _find_text_bias(
 
 
 # How a rate was set; stored in the evaluations of comparisons.
-CONDITIONED = "told"
+CONDITIONED = "conditioned"
 CALIBRATED = "calibrated"
 ENTROPY_WEIGHTED = "entropy-weighted"
 NATIVE = "own"
@@ -273,7 +273,7 @@ class RatePoint:
     """Figures of a model at one rate.
 
     Attributes:
-        way: how the rate was set. ``told``: the agent is rate-conditioned. ``calibrated``: by shifted logits.
+        way: how the rate was set. ``conditioned``: the agent is rate-conditioned. ``calibrated``: by shifted logits.
             ``entropy-weighted``: the same with logits raised where the early exit is uncertain. ``own``: not at all,
             since the agent can be neither conditioned nor calibrated.
         target_rate: requested boundaries per symbol; the drawn ones for ``own``.

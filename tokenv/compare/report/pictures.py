@@ -327,7 +327,7 @@ def draw_rates(comparison: Comparison) -> Picture | None:
     for name, rows in rates.groupby("method", sort=False):
         curves[name] = Band(*rows[columns].to_numpy().T)
     trained = {method.name: method.runs[0].config.rate for method in comparison.methods}
-    rings = [row for row in rates.itertuples() if row.asked == trained[row.method]]
+    rings = [row for row in rates.itertuples() if row.target_rate == trained[row.method]]
     colours = {name: style.colour for name, style in assign_styles(comparison).items()}
     unit = comparison.unit_in_words
     symbol = comparison.words.symbol

@@ -266,7 +266,7 @@ def rate_columns(comparison: Comparison) -> list[str]:
         own = [OWN_RATE]
     else:
         own = []
-    return [f"{rate:g}" for rate in sorted(set(rates.asked[rates.way != NATIVE]))] + own
+    return [f"{rate:g}" for rate in sorted(set(rates.target_rate[rates.way != NATIVE]))] + own
 
 
 def rate_losses(comparison: Comparison) -> list[tuple[str, str, list[Cell]]]:
@@ -274,7 +274,8 @@ def rate_losses(comparison: Comparison) -> list[tuple[str, str, list[Cell]]]:
 
     def show(row: Any) -> Cell:
         return Cell(
-            format_with_error(row.loss, row.seed_error), f"drawn {format_number(row.drawn, '.4f')}"
+            format_with_error(row.loss, row.seed_error),
+            f"drawn {format_number(row.boundary_rate, '.4f')}",
         )
 
     return _arrange_by_rate(comparison, comparison.rates, show)
@@ -292,7 +293,7 @@ def rate_differences(comparison: Comparison) -> list[tuple[str, str, list[Cell]]
             row.method, comparison.rates_reference, difference, comparison.unit_in_words
         )
         return cell._replace(
-            small=f"p {format_number(row.p_holm, '.2g')}", tip=f"At {row.asked:g}: {cell.tip}"
+            small=f"p {format_number(row.p_holm, '.2g')}", tip=f"At {row.target_rate:g}: {cell.tip}"
         )
 
     rates = comparison.rates
@@ -313,7 +314,7 @@ def _arrange_by_rate(
         if row.way == NATIVE:
             column = OWN_RATE
         else:
-            column = f"{row.asked:g}"
+            column = f"{row.target_rate:g}"
         cells.setdefault((row.method, row.way), {})[column] = show(row)
     columns = rate_columns(comparison)
     rows = []
@@ -390,8 +391,8 @@ def write_tables(comparison: Comparison, folder: Path) -> list[Path]:
         columns = [
             "method",
             "way",
-            "asked",
-            "drawn",
+            "target_rate",
+            "boundary_rate",
             "flops",
             "seeds",
             "loss",
