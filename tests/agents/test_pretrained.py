@@ -28,6 +28,7 @@ from tokenv.env.generation import generate
 from tokenv.env.rollout import rollout
 from tokenv.env.stepping import TokenizationEnv
 from tokenv.lm.config import UNetConfig
+from tokenv.lm.flops import FORWARD_FLOPS_PER_PARAMETER, matrix_parameters, policy_flops
 from tokenv.lm.incremental import EncoderStepper
 from tokenv.lm.unet import Encoder, UNet
 from tokenv.training.trainer import train
@@ -172,6 +173,12 @@ def test_an_agent_goes_to_another_source(series_settings, old_run, tmp_path, fro
     assert not torch.equal(after["lm.head.weight"], build_components(config).lm.head.weight)
     assert (max(history["train/grad_norm_policy"][1]) == 0) is frozen
     assert (last.loss_early is None) is frozen
+
+
+def test_it_costs_a_forward_pass_of_its_own_layers(series_settings, old_run):
+    agent = build_components(on_bursts(series_settings, old_run)).agent
+    used = (agent.agent, agent.encoder.codec, agent.encoder.down)
+    assert policy_flops(agent) == FORWARD_FLOPS_PER_PARAMETER * matrix_parameters(*used)
 
 
 def test_without_the_old_run_resuming_equals_never_having_stopped(

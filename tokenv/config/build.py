@@ -14,7 +14,7 @@ from tokenv.agents.base import Agent
 from tokenv.agents.pretrained import PretrainedAgent
 from tokenv.config import registry
 from tokenv.config.files import LOADED, LoadedAgent, TrainedAgent
-from tokenv.core import checkpoints, trust
+from tokenv.core import checkpoints, keys, trust
 from tokenv.core.conversion import parameters
 from tokenv.core.errors import UserError
 from tokenv.core.rates import RateRange
@@ -153,12 +153,13 @@ def load_pretrained_agent(
             f"{own_codec.symbol_dtype}, but those of this run's data have {codec.symbol_shape} and "
             f"{codec.symbol_dtype}: load an agent that was trained on data of this kind"
         )
-    encoder = Encoder(trained.model, own_codec, compute_dtype)
     context = {"rate": rate, "rates": rates, "seq_len": seq_len, "train_tokenizer": train_tokenizer}
     context["read_files"] = False  # all that it needs is in its checkpoint
     agent = registry.build(
         "agent", trained.agent, registry.AGENTS, width=trained.model.width, **context
     )
+    reads_early_exit = keys.EARLY_ENTROPY in agent.in_keys
+    encoder = Encoder(trained.model, own_codec, compute_dtype, early_exit=reads_early_exit)
     if not agent.state_dict():
         name = trained.agent["name"]
         raise UserError(
@@ -167,7 +168,9 @@ def load_pretrained_agent(
     result = PretrainedAgent(agent, encoder, partial(EncoderStepper, encoder), frozen=frozen)
     if read_files and torch.get_default_device().type != "meta":
         tensors = _load_agent_tensors(Path(pretrained))
-        checkpoints.check_tensors(tensors, result.state_dict(), pretrained)
+        own = result.state_dict()
+        tensors = {name: value for name, value in tensors.items() if name in own}
+        checkpoints.check_tensors(tensors, own, pretrained)
         result.load_state_dict(tensors)
     return result
 

@@ -174,9 +174,15 @@ def options_for_text(
     def boundary_rate(action_N: Tensor) -> float:
         return action_N.double().mean().item()
 
-    unconditioned = replace(options, rate=None)
-    one = 1 / max(1, len(text))
-    return _shift_logits(trained, text, unconditioned, "rate", rate, boundary_rate, one)
+    return _shift_logits(
+        trained,
+        text,
+        replace(options, rate=None),
+        "rate",
+        rate,
+        boundary_rate,
+        1 / max(1, len(text)),  # one boundary
+    )
 
 
 def _options_for_tokens(
