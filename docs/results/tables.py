@@ -193,15 +193,15 @@ def make_tables() -> dict[str, dict[str, list[str]]]:
     python = pd.read_csv(FOLDER / "python.csv")
     books = pd.read_csv(FOLDER / "books-runs.csv")
     ablations = pd.read_csv(FOLDER / "ablations.csv")
-    at_2mb, others = repeated_and_not(python[python["budget"] == "2 MB"])
+    at_2mb, _ = repeated_and_not(python[python["budget"] == "2 MB"])
     at_6mb, others_at_6mb = repeated_and_not(python[python["budget"] == "6 MB"])
     larger = pd.concat([others_at_6mb, python[python["budget"] == "20 MB"]])
     after_whitespace = ablations["protocol"] == "whitespace first"
     results = {
         "2 MB": compare_methods(at_2mb),
-        "2 MB, bfloat16": compare_methods(others),
         "6 MB": compare_methods(at_6mb),
         "6 and 20 MB": compare_budgets(larger),
+        "width 128": compare_methods(python[python["budget"] == "width 128"]),
         "books": compare_methods(books),
     }
     released = {
