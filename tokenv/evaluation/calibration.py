@@ -32,7 +32,6 @@ from tokenv.evaluation.evaluator import (
 from tokenv.evaluation.loaded_run import (
     LoadedRun,
     Segmentation,
-    draw_boundaries,
     iterate_batches,
     resolve_rate,
     segment,
@@ -223,25 +222,29 @@ def _shift_logits(
     Raises:
         UserError: the agent's boundaries do not depend on logits.
     """
-    bias = _find_text_bias(trained, text, options, lambda action_N: measure(action_N) - requested)
-    if bias is None:
+    found = _find_text_bias(trained, text, options, lambda action_N: measure(action_N) - requested)
+    if found is None:
         raise UserError(
             f"{name} = {requested}: the agent {trained.config.agent['name']} does not draw by logits that could be "
             "shifted: expected none, which is its own"
         )
-    options = replace(options, logit_bias=bias)
-    nearest = measure(draw_boundaries(trained, text, options))
-    if abs(nearest - requested) > tolerance:
+    bias, excess = found
+    if abs(excess) > tolerance:
+        nearest = requested + excess
         warn(
             f"{name} = {requested}: no logit bias draws it in this text; the nearest is {nearest:.7g}"
         )
-    return options
+    return replace(options, logit_bias=bias)
 
 
 def _find_text_bias(
     trained: LoadedRun, text: bytes, options: EvalOptions, excess: Callable[[Tensor], float]
-) -> float | None:
-    """Return the logit bias at which ``excess`` of the drawn boundaries [N] is zero; None if no bias changes them."""
+) -> tuple[float, float] | None:
+    """Return the logit bias at which ``excess`` of the drawn boundaries [N] is zero or least, and the excess there.
+
+    Returns:
+        None if no bias changes the boundaries.
+    """
     agent = trained.components.agent
     size = options.sequences_per_pass(trained.config.data.seq_len)
     with eval_mode(trained.components, options) as draw, torch.no_grad():
@@ -249,8 +252,6 @@ def _find_text_bias(
         observed = [
             draw.observe(symbol_BN, noise_BT=noise_BT) for _, symbol_BN, noise_BT in batches
         ]
-        if not any(td[keys.DECISION_MASK].any() for td in observed):
-            return 0.0
 
         def excess_at(bias: float) -> float:
             drawn = [
@@ -259,12 +260,18 @@ def _find_text_bias(
             ]
             return excess(torch.cat(drawn))
 
-        highest, least, most = _bracket(excess_at)
-        if least == most:
-            return None
-        if least >= 0 or most <= 0:
-            return LOWEST if least >= 0 else highest
-        return _find_root(excess_at, highest, 1e-7)
+        bias = 0.0
+        if any(td[keys.DECISION_MASK].any() for td in observed):
+            highest, least, most = _bracket(excess_at)
+            if least == most:
+                return None
+            if least >= 0:
+                bias = LOWEST
+            elif most <= 0:
+                bias = highest
+            else:
+                bias = _find_root(excess_at, highest, 1e-7)
+        return bias, excess_at(bias)
 
 
 # How a rate was set; stored in the evaluations of comparisons.
