@@ -12,7 +12,12 @@ from tokenv.config.components import build_components
 from tokenv.config.files import merge, resolve
 from tokenv.core import checkpoints, keys
 from tokenv.data.corpus import load_corpus
-from tokenv.evaluation.calibration import calibrate, segment_at_rate, split_for_calibration
+from tokenv.evaluation.calibration import (
+    calibrate,
+    options_for_text,
+    segment_at_rate,
+    split_for_calibration,
+)
 from tokenv.evaluation.evaluator import EvalOptions, evaluate, held_out_rollouts, shift_noise
 from tokenv.evaluation.loaded_run import LoadedRun
 from tokenv.evaluation.run_state import RunState
@@ -134,6 +139,21 @@ def test_a_rate_that_cannot_be_drawn_is_reported(tiny_settings, capsys):
     )
     segment_at_rate(trained, b"some text or other", EvalOptions(rate=0.5))
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize(("boundaries", "warns"), [(7, False), (5, False), (4, True)])
+def test_a_boundary_more_or_less_is_not_reported(
+    boundaries, warns, tiny_settings, capsys, monkeypatch
+):
+    config = resolve([], tiny_settings)
+    trained = LoadedRun(
+        build_components(config), config, Path(), RunState(config.as_dict(), "bits_per_byte")
+    )
+    rate = 6 / 7
+    reached = (0.0, boundaries / 7 - rate)  # 1 - 6 / 7 is more than 1 / 7 in floats
+    monkeypatch.setattr("tokenv.evaluation.calibration._find_text_bias", lambda *_: reached)
+    options_for_text(trained, b"letters", EvalOptions(rate=rate))
+    assert ("no logit bias draws it" in capsys.readouterr().err) is warns
 
 
 @pytest.mark.parametrize("estimator", ["reinforce", "text_critic", "relax", "moving_average"])

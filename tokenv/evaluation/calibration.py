@@ -180,7 +180,7 @@ def options_for_text(
         "rate",
         rate,
         boundary_rate,
-        1 / max(1, len(text)),  # one boundary
+        (1 + 1e-9) / max(1, len(text)),  # one boundary, rounded
     )
 
 

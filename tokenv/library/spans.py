@@ -151,7 +151,7 @@ class PreTokenizer:
 
     ``tokenizers.pre_tokenizers.PreTokenizer.custom(model.pre_tokenizer())`` makes it a pre-tokenizer of that library: a
     tokenizer with it learns a vocabulary within the model's tokens. Like all custom ones, it is not saved
-    (``Model.tokenizer`` returns a tokenizer which is).
+    (``Model.train_tokenizer`` returns a tokenizer which is).
 
     Args:
         ends: function from a text of at least one character to the offsets at which its tokens end, in bytes.
