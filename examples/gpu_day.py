@@ -4,8 +4,8 @@
 
 The tasks run in order of value, each in its own process with a share of the time, and docs/gpu.md is rewritten after
 every task, so that an interruption leaves a result. If only torch is installed, --wheels FOLDER names a folder with
-wheels of the other packages (`pip download`); they are installed beside the machine's Python, not into it. --small
-tries the script itself on any machine.
+wheels of the other packages (`pip download`) and of tokenv itself (`pip wheel --no-deps .`), whose entry points the
+tests need; they are installed beside the machine's Python, not into it. --small tries the script itself on any machine.
 """
 
 from __future__ import annotations

@@ -1,14 +1,17 @@
 """``tokenv bench`` prints its figures and stores nothing."""
 
+import statistics
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tokenv.cli.main import run_command
-from tokenv.config.files import resolve
+from tokenv.config.files import merge, resolve
 from tokenv.core.errors import UserError
 from tokenv.lab.config import BenchOptions
 from tokenv.lab.costs import measure_updates
+from tokenv.lab.speed import UpdateWork
 from tokenv.training.process_group import Ranks
 
 
@@ -188,3 +191,15 @@ def test_memory_and_time_are_planned(
         run_command("bench", ["with", *tiny_words, "plan=True", "utilisation=2.0"])
     with pytest.raises(UserError, match="plan = True: expected neither samples"):
         run_command("bench", ["with", *tiny_words, "plan=True", "rates=[0.2]"])
+
+
+def test_an_update_repeats_the_first_one_of_a_run(tiny_settings: dict[str, Any]) -> None:
+    """At the peak learning rate, the policy would leave its rate, and a GPU would compile other shapes."""
+    at_peak = {"learning_rate": 10.0, "symbols": 10**9, "warmup_symbols": 10**8}
+    work = UpdateWork(resolve([], merge(tiny_settings, {"train": at_peak})))
+    counts = []
+    for _ in range(4):
+        work.update()
+        counts.append(int(work.action_BT.sum()))
+    mean = statistics.mean(counts)
+    assert all(abs(count - mean) < 0.3 * mean for count in counts), counts

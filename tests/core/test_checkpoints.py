@@ -96,3 +96,19 @@ def test_a_file_is_replaced_completely_or_not_at_all(tmp_path: Path) -> None:
     atomic.write_atomically(path, "new")
     assert path.read_text() == "new"
     assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_the_whole_state_of_an_optimizer_is_loaded_onto_its_parameters_device(
+    dtype: torch.dtype,
+) -> None:
+    """A fused optimizer on a GPU reads its count of steps there; the count keeps float32."""
+    saved = {name: torch.ones(2) for name in ("weight/exp_avg", "weight/exp_avg_sq")}
+    saved["weight/step"] = torch.tensor(3.0)
+    parameter = torch.nn.Parameter(torch.empty(2, device="meta", dtype=dtype))
+    optimizer = torch.optim.AdamW([parameter], fused=False)
+    checkpoints.load_optimizer(optimizer, {"weight": parameter}, saved)
+    state = optimizer.state[parameter]
+    assert {tensor.device.type for tensor in state.values()} == {"meta"}
+    assert state["step"].dtype == torch.float32
+    assert state["exp_avg"].dtype == state["exp_avg_sq"].dtype == dtype

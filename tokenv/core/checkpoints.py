@@ -201,9 +201,10 @@ def load_optimizer(
     for name, tensor in tensors.items():
         owner, _, key = name.rpartition("/")
         parameter = parameters[owner]
-        if key != "step":
-            tensor = tensor.to(parameter.device, parameter.dtype)
-        optimizer.state[parameter][key] = tensor
+        dtype = parameter.dtype
+        if key == "step":  # a count, which fused optimizers read on the parameter's device
+            dtype = tensor.dtype
+        optimizer.state[parameter][key] = tensor.to(parameter.device, dtype)
 
 
 def _delete_old(folder: Path, keep: int) -> None:

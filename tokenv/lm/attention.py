@@ -267,10 +267,16 @@ def flex_options(block: int) -> dict[str, Any] | None:
     return {"max_autotune": True, "max_autotune_gemm_backends": "ATEN"}
 
 
+def allow_many_shapes() -> None:
+    """Let torch.compile compile a function for up to 64 shapes; after 8, its default, it would run uncompiled."""
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
+
+
 @functools.cache
 def _compiled_flex(block: int) -> Any:
     from torch.nn.attention.flex_attention import flex_attention
 
+    allow_many_shapes()
     return torch.compile(flex_attention, dynamic=False, options=flex_options(block))
 
 

@@ -19,7 +19,14 @@ from torch import Tensor, nn
 
 from tokenv.core.devices import compiles
 from tokenv.core.sequences import elapsed_symbols
-from tokenv.lm.attention import BLOCK, SMALL_BLOCK, AttentionFn, flex_options, select_attention
+from tokenv.lm.attention import (
+    BLOCK,
+    SMALL_BLOCK,
+    AttentionFn,
+    allow_many_shapes,
+    flex_options,
+    select_attention,
+)
 from tokenv.lm.chunking import (
     Chunking,
     DeviationChunking,
@@ -315,13 +322,13 @@ class UNet(Encoder):
 
         There is one compilation for all byte-level layers, and one for each size of a pack of tokens.
         """
-        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, 64)
+        allow_many_shapes()
         self._token_multiple = 128
         options = None
         if compiles(self.head.weight.device):
             options = flex_options(self._block)
         for layer in (*self.down, *self.up):
             layer.compile(dynamic=False, options=options)
-        for layer in self.mid:
+        for layer in self.mid:  # with dynamic sizes, torch 2.11 fails to lower flex_attention's soft-cap
             layer.compile(dynamic=False)
         self._log_prob = _compiled_log_prob()
