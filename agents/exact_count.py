@@ -82,9 +82,8 @@ class ExactCount(Learned):
     ) -> None:
         super().__init__(width, rate, window, scale, softcap, rates=rates)
         self.seq_len = seq_len
-        self.num_positions, self.count = boundary_count(
-            rate if rates is None else rates.min, seq_len
-        )
+        least = rate if rates is None else rates.min
+        self.num_positions, self.count = boundary_count(least, seq_len)
 
     @property
     def autoregressive(self) -> bool:
@@ -150,12 +149,8 @@ class ExactCount(Learned):
             dist = self._distribution_given(
                 self._condition_on_rate(observation), action, observation
             )
-        check_exact_count(
-            dist,
-            action,
-            "exact_count",
-            self.count if self.rates is None else "the requested number of",
-        )
+        count = self.count if self.rates is None else "the requested number of"
+        check_exact_count(dist, action, "exact_count", count)
         return super().score(observation, action)
 
     def get_dist(self, tensordict: Observation) -> BoundaryDistribution:

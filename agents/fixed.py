@@ -54,9 +54,8 @@ class _Fixed(Agent):
     ) -> None:
         super().__init__()
         self.seq_len = seq_len
-        self.num_positions, self.count = boundary_count(
-            rate if rates is None else rates.min, seq_len
-        )
+        least = rate if rates is None else rates.min
+        self.num_positions, self.count = boundary_count(least, seq_len)
         if rounding not in ROUNDINGS:
             raise ValueError(f"agent.rounding = {rounding!r}: expected {' or '.join(ROUNDINGS)}")
         self.rounding = rounding

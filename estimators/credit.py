@@ -101,7 +101,9 @@ class Discount(Stage):
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write ``advantage``: [.., T] in nats."""
         credit = discounted_sum(tensordict[keys.REWARD].squeeze(-1), self.gamma)
-        return tensordict.set(keys.ADVANTAGE, (1 - self.gamma) * credit if self.scaled else credit)
+        if self.scaled:
+            credit = (1 - self.gamma) * credit
+        return tensordict.set(keys.ADVANTAGE, credit)
 
 
 class BoundaryCredit(Stage):

@@ -124,4 +124,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
             error.add_note(REPORT)
             raise
         print(f"tokenv: {message}", file=sys.stderr)
-        raise SystemExit(1 if isinstance(error, RunFailedError) else 2) from None
+        status = 1 if isinstance(error, RunFailedError) else 2
+        raise SystemExit(status) from None

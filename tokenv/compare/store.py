@@ -160,7 +160,8 @@ def find_run(config: Config, store: Path) -> StoredRun | None:
         for run in same_runs(config, store)
         if (run.finished or run.is_resumable) and _is_consistent(run)
     ]
-    return next((run for run in usable if run.finished), usable[0] if usable else None)
+    finished = [run for run in usable if run.finished]
+    return next(iter([*finished, *usable]), None)
 
 
 def _is_consistent(run: StoredRun) -> bool:

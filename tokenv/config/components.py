@@ -106,17 +106,21 @@ class Components:
         # gradients reach the model through relaxed boundaries only
         if self.frozen and sampling.relax is None:
             learning = 0
+        relaxed = learning if all_tokens else 0
+        pathwise = 0 if sampling.relaxations is None else 2
+        estimator = self._teacher_flops
+        if self.estimator is not None:
+            estimator += self.estimator.flops * sampling.samples
         return Passes(
-            learning=0 if all_tokens else learning,
+            learning=learning - relaxed,
             reward_only=sampling.samples - learning,
             frozen=self.frozen,
-            relaxed=learning if all_tokens else 0,
-            pathwise=0 if sampling.relaxations is None else 2,
+            relaxed=relaxed,
+            pathwise=pathwise,
             replays=self.num_epochs - 1,
             head=self.head_epochs,
             early_exit=self._early_exit_flops,
-            estimator=(0 if self.estimator is None else self.estimator.flops * sampling.samples)
-            + self._teacher_flops,
+            estimator=estimator,
         )
 
     @property

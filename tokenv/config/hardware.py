@@ -30,7 +30,7 @@ def resolve_device(name: str) -> torch.device:
         UserError: the device does not exist.
     """
     if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        name = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UserError(
@@ -350,9 +350,8 @@ class BatchAssignment:
 
     def streams(self, most: int) -> int:
         """Return the largest number of streams, up to ``most``, which divides the update's sequences."""
-        return _divisor(
-            self.batch_size if self.split_each_pass else self.accumulate * self.batch_size, most
-        )
+        passes = 1 if self.split_each_pass else self.accumulate
+        return _divisor(passes * self.batch_size, most)
 
     @property
     def groups(self) -> int:

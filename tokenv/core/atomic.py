@@ -55,8 +55,9 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     Raises:
         OSError: the file cannot be written; no partial file remains.
     """
+    data = content.encode() if isinstance(content, str) else content
     with replacing_file(path) as scratch:
-        scratch.write_bytes(content.encode() if isinstance(content, str) else content)
+        scratch.write_bytes(data)
 
 
 def copy_atomically(source: str | Path, path: str | Path) -> None:

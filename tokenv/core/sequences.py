@@ -50,10 +50,11 @@ class SequenceBatch:
         if len(batches) == 1:
             return batches[0]
         golds = [batch.gold_BN for batch in batches if batch.gold_BN is not None]
+        gold_BN = torch.cat(golds) if golds else None
         return SequenceBatch(
             symbol_BN=torch.cat([batch.symbol_BN for batch in batches]),
             origin=[origin for batch in batches for origin in batch.origin],
-            gold_BN=torch.cat(golds) if golds else None,
+            gold_BN=gold_BN,
             document_B=torch.cat([batch.document_B for batch in batches]),
         )
 

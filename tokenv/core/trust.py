@@ -118,7 +118,8 @@ def allow(trust: Trust) -> None:
     """
     names = trust == "True" or trust.split(",") if isinstance(trust, str) else trust
     if isinstance(names, bool):
-        _allowed.update({_ALL} if names else ())
+        if names:
+            _allowed.add(_ALL)
         return
     if not isinstance(names, list | tuple) or not all(
         isinstance(name, str) and (_NAME.fullmatch(name) or _is_path(name)) for name in names

@@ -318,9 +318,10 @@ class StreamingBlocks:
         """Yield the stream's rows to the end of the epoch: index of the stream's shard, row number and row."""
         for index in range(first, len(self._assignment.shards)):
             shard = self._assignment.shards[index]
-            for number, row in self._data.rows(shard, first_row if index == first else 0):
+            for number, row in self._data.rows(shard, first_row):
                 if self._assignment.has(shard, number):
                     yield index, number, row
+            first_row = 0
 
     def _read(self) -> Chunks:
         documents = {}

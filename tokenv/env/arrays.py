@@ -99,8 +99,9 @@ class ArrayAdapter:
         action = torch.as_tensor(value, dtype=torch.int64, device=self.env.device)
         action_B = action.reshape(self.env.batch_size)
         for row, one_action in enumerate(action_B.tolist()):
-            # The first symbol always ends a token.
-            self._actions[row].append(one_action if self._actions[row] else 1)
+            if not self._actions[row]:  # the first symbol always ends a token
+                one_action = 1
+            self._actions[row].append(one_action)
         return root.set(keys.ACTION, action_B)
 
     def clear_rows(self, rows: Iterable[int]) -> None:
@@ -197,12 +198,8 @@ def as_image(symbol_N: Tensor, action: Sequence[int], length: int) -> np.ndarray
             draw.rectangle((x + 1, top, x + CELL_WIDTH - 3, y + CELL_HEIGHT - 2), fill=INK)
         else:
             byte = int(symbol_N[i])
-            draw.text(
-                (x + 1, y),
-                chr(byte) if 32 <= byte < 127 else "·",
-                fill=INK,
-                font=font,
-            )
+            char = chr(byte) if 32 <= byte < 127 else "·"
+            draw.text((x + 1, y), char, fill=INK, font=font)
         if i < len(action) and action[i]:
             draw.line(
                 (x + CELL_WIDTH - 1, y, x + CELL_WIDTH - 1, y + CELL_HEIGHT - 1),

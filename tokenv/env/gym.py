@@ -274,7 +274,8 @@ class BytesVectorEnv(PicklableEnv, VectorEnv[Any, Array, Array]):
                 seed = int(np.random.SeedSequence(seeds).generate_state(1)[0])
             else:
                 seed = None
-        super().reset(seed=None if seed is None else int(seed))
+        own_seed = None if seed is None else int(seed)
+        super().reset(seed=own_seed)
         self._root = self._adapter.reset(seed)
         return self._observe_all()
 

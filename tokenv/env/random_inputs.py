@@ -49,7 +49,9 @@ def couple_noise(
             group.gather(decision_mask_BT).to(source),
             generator,
         )
-    return to_device_async(batch_noise if noise is not None else local_rows(batch_noise), device)
+    if noise is None:
+        batch_noise = local_rows(batch_noise)
+    return to_device_async(batch_noise, device)
 
 
 def derive_seed(seed: int) -> int:

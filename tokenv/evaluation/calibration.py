@@ -357,8 +357,9 @@ def evaluate_rates(
         if calibration is None:
             continue
         baseline_B: Tensor | None = None
+        conditioned_rate = rate if conditioned else None
         for weight in dict.fromkeys((0.0, *entropy_weights)):
-            shifted = replace(options, rate=rate if conditioned else None, entropy_weight=weight)
+            shifted = replace(options, rate=conditioned_rate, entropy_weight=weight)
             bias = calibrate(components, calibration, rate, shifted)
             if bias is None and (entropy_weights or not (conditioned or allow_native)):
                 raise UserError(
@@ -391,9 +392,10 @@ def _measure_point(
     run: str,
 ) -> tuple[RatePoint, Tensor]:
     scores = evaluate_sequences(components, held_out, options)
+    target_rate = scores.boundary_rate if rate is None else rate
     point = RatePoint(
         way,
-        target_rate=scores.boundary_rate if rate is None else rate,
+        target_rate=target_rate,
         boundary_rate=scores.boundary_rate,
         loss=scores.loss,
         standard_error=clustered_standard_error(scores.loss_B, held_out.document_B),

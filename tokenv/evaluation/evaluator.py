@@ -335,11 +335,11 @@ def evaluate(
         unit=codec.unit,
         loss=scores.loss,
         standard_error=clustered_standard_error(scores.loss_B, batch.document_B),
-        loss_early=None if scores.loss_early_B is None else scores.loss_early_B.mean().item(),
+        loss_early=_mean_if_measured(scores.loss_early_B),
         boundary_rate=scores.boundary_rate,
         entropy=scores.entropy_B.mean().item(),
-        imitation_bits=_mean_if_measured(scores, "imitation_bits_B"),
-        in_context_score=_mean_if_measured(scores, "in_context_score_B"),
+        imitation_bits=_mean_if_measured(scores.extra.get("imitation_bits_B")),
+        in_context_score=_mean_if_measured(scores.extra.get("in_context_score_B")),
         enrichment_ratio=_enrichment_ratio(scores),
         by_name=by_name,
         **matches,
@@ -356,8 +356,7 @@ def _enrichment_ratio(scores: SequenceScores) -> float | None:
     return scores.extra["loss_after_B"].sum().item() / shifted
 
 
-def _mean_if_measured(scores: SequenceScores, name: str) -> float | None:
-    values_B = scores.extra.get(name)
+def _mean_if_measured(values_B: Tensor | None) -> float | None:
     return None if values_B is None else values_B.mean().item()
 
 

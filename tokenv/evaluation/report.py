@@ -201,6 +201,7 @@ def rates_table(points: Sequence[RatePoint], *, unit: str, title: str) -> Table:
         differences = [""] * weighted
         if point.difference is not None:
             differences = [with_error(point.difference, point.difference_error, "+.4f")]
+        bias = "" if point.way == CONDITIONED else f"{point.logit_bias:+.3f}"
         table.add_row(
             Text(escape(point.run)),
             _describe_way(point),
@@ -208,7 +209,7 @@ def rates_table(points: Sequence[RatePoint], *, unit: str, title: str) -> Table:
             f"{point.boundary_rate:.4f}",
             with_error(point.loss, point.standard_error),
             f"{point.flops:,.0f}",
-            "" if point.way == CONDITIONED else f"{point.logit_bias:+.3f}",
+            bias,
             *differences,
         )
     return table

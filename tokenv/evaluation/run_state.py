@@ -184,7 +184,9 @@ class RunState:
         where = f"{source}: "
         try:
             unit = convert(values["unit"], str, f"{where}unit")
-            validation = values["validation"]
+            validation = values["validation"] or None
+            if validation is not None:
+                validation = Evaluation.from_metrics(validation, unit)
             return cls(
                 config=convert(values["config"], dict[str, Any], f"{where}config"),
                 unit=unit,
@@ -195,7 +197,7 @@ class RunState:
                 flops_executed=convert(values["flops_executed"], int, f"{where}flops_executed"),
                 data=convert(values["data"], dict[str, Any], f"{where}data"),
                 history=_read_history(values["history"], where),
-                validation=Evaluation.from_metrics(validation, unit) if validation else None,
+                validation=validation,
             )
         except KeyError as error:
             raise UserError(

@@ -176,7 +176,9 @@ def _hub_rows(name: str, limit: int | None) -> list[Row]:
             f"task {name}: {task.hub} cannot be read from the hub ({error}); expected a connection, or local files: "
             f"task_files.{name}=PATH"
         ) from error
-    return list(rows if limit is None else rows.select(range(min(limit, len(rows)))))
+    if limit is not None:
+        rows = rows.select(range(min(limit, len(rows))))
+    return list(rows)
 
 
 def _local_rows(name: str, files: list[Path]) -> list[Row]:

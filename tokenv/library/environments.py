@@ -51,7 +51,8 @@ class TrainedModelEnv(PicklableEnv):
         **options: Any,
     ) -> None:
         opening = {"run": run, "checkpoint": checkpoint, "device": device, "trust_code": trust_code}
-        super().__init__(**(options if run is None else self._load_options(options, **opening)))
+        settings = options if run is None else self._load_options(options, **opening)
+        super().__init__(**settings)
         PicklableEnv.__init__(self, **opening, **options)
 
     def _load_options(self, options: dict[str, Any], run: Any, **loading: Any) -> dict[str, Any]:

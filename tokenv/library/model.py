@@ -245,7 +245,7 @@ class Model:
             from tokenv.library.hf_tokenizer import ModelTokenizer
         except ImportError:
             raise MissingFileError(
-                "tokenizer() needs the package transformers: pip install transformers"
+                "train_tokenizer() needs the package transformers: pip install transformers"
             ) from None
         if texts is None:
             batch = CorpusFactory(self.config.data)(0).next(sequences)
@@ -405,6 +405,7 @@ class Model:
         samples = 1
         if num_return_sequences is not None:
             samples = num_return_sequences
+        end = None if stop is None else to_bytes(stop)
         written = generate_texts(
             self._text_model(),
             list(map(to_bytes, prompts)),
@@ -413,7 +414,7 @@ class Model:
             samples=samples,
             temperature=temperature,
             top_p=top_p,
-            stop=None if stop is None else to_bytes(stop),
+            stop=end,
         )
         texts: list[Any] = []
         for start, continuations in zip(prompts, written, strict=True):

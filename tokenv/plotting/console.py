@@ -164,7 +164,8 @@ def coloured_text(chars: Iterable[Character], *, scale: tuple[float, float] = (0
     for char in chars:
         style = _STYLES[level(char.probability, scale)]
         newline = char.text == "\n"
-        result.append("↵" if newline else escape(char.text), style)
+        shown = "↵" if newline else escape(char.text)
+        result.append(shown, style)
         if char.boundary:
             result.append("│")
         if newline:

@@ -224,13 +224,8 @@ def draw_forecasts(forecasts: ForecastComparison, colours: Mapping[str, str]) ->
                 )
             seeds = forecasts.seed_mse.get(row["forecaster"], [])
             axes.plot(seeds, [y + 0.24] * len(seeds), "o", color=colour, mfc="none", ms=3.5, mew=1)
-            axes.plot(
-                mse,
-                y,
-                "D" if row["is_method"] else "|",
-                color=colour,
-                ms=6 if row["is_method"] else 11,
-            )
+            marker, size = ("D", 6) if row["is_method"] else ("|", 11)
+            axes.plot(mse, y, marker, color=colour, ms=size)
         label_rows(axes, [row["forecaster"] for row in rows])
         axes.set_xlabel(f"MSE of {forecasts.horizon} steps, standardised (left is better)")
 

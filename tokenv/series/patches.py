@@ -36,18 +36,22 @@ def make_excerpts(batch: SequenceBatch, prob_BT: Tensor, action_BT: Tensor) -> l
         prob_BT: boundary probabilities.
         action_BT: drawn boundaries.
     """
-    return [
-        SeriesExcerpt(
-            name=batch.origin[row],
-            value=[
-                [None if math.isnan(value) else value for value in value_C]
-                for value_C in batch.symbol_BN[
-                    row, :, batch.symbol_BN[row, -1, :, COUNTED] > 0, VALUE
-                ].tolist()
-            ],
-            boundary_prob=prob_T.tolist(),
-            action=action_T.tolist(),
-            gold=None if batch.gold_BN is None else batch.gold_BN[row].tolist(),
+    excerpts = []
+    for row, (prob_T, action_T) in enumerate(zip(prob_BT, action_BT, strict=True)):
+        counted_C = batch.symbol_BN[row, -1, :, COUNTED] > 0
+        value_NC = batch.symbol_BN[row, :, counted_C, VALUE]
+        gold = None if batch.gold_BN is None else batch.gold_BN[row].tolist()
+        excerpts.append(
+            SeriesExcerpt(
+                name=batch.origin[row],
+                value=[_without_nan(value_C) for value_C in value_NC],
+                boundary_prob=prob_T.tolist(),
+                action=action_T.tolist(),
+                gold=gold,
+            )
         )
-        for row, (prob_T, action_T) in enumerate(zip(prob_BT, action_BT, strict=True))
-    ]
+    return excerpts
+
+
+def _without_nan(value_C: Tensor) -> list[float | None]:
+    return [None if math.isnan(value) else value for value in value_C.tolist()]

@@ -141,9 +141,8 @@ def _check_log_prob(checker: Checker, codec: Codec, theta_P: Tensor, symbol_S: T
 
 def _check_sum(checker: Checker, log_prob_S: Tensor, symbol_S: Tensor) -> None:
     """Check that probabilities of drawn symbols sum to 1, less the share drawn once (Good and Turing's estimate)."""
-    _, index_S, count_X = symbol_S.flatten(1 if symbol_S.dim() > 1 else 0).unique(
-        dim=0, return_inverse=True, return_counts=True
-    )
+    flat = symbol_S.reshape(len(symbol_S), -1)
+    _, index_S, count_X = flat.unique(dim=0, return_inverse=True, return_counts=True)
     prob_X = torch.zeros(len(count_X), dtype=log_prob_S.dtype).index_copy(
         0, index_S, log_prob_S.exp()
     )

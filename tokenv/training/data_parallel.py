@@ -110,9 +110,9 @@ class DataParallelGroup:
         if self.ranks.size == 1:
             return dict(sums)
         own = torch.stack([value.double() for value in sums.values()])
-        total = self.ranks.device_group.all_reduce_(
-            own if self.pass_group.rank == 0 else torch.zeros_like(own)
-        )
+        if self.pass_group.rank != 0:
+            own = torch.zeros_like(own)
+        total = self.ranks.device_group.all_reduce_(own)
         return dict(zip(sums, total.unbind(), strict=True))
 
 

@@ -196,7 +196,9 @@ def orthogonalize(matrices: Sequence[Tensor]) -> list[Tensor]:
             polynomial_LRR = torch.baddbmm(gram_LRR, gram_LRR, gram_LRR, beta=b, alpha=c)
             x_LRC = torch.baddbmm(x_LRC, polynomial_LRR, x_LRC, beta=a)
         x_LRC = x_LRC.to(matrices[0].dtype)
-        result |= zip(numbers, x_LRC.mT if tall else x_LRC, strict=True)
+        if tall:
+            x_LRC = x_LRC.mT
+        result |= zip(numbers, x_LRC, strict=True)
     return [result[number] for number in range(len(matrices))]
 
 

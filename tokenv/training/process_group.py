@@ -91,9 +91,8 @@ class Ranks:
 
     def from_rank0(self, work: Callable[[], T], *, run_on_all: bool = False) -> T:
         """Return the result of ``work`` on rank 0, a small object; other ranks run it only if ``run_on_all``."""
-        return cast(
-            T, self.cpu_group.all_gather_object(work() if self.is_first or run_on_all else None)[0]
-        )
+        own = work() if self.is_first or run_on_all else None
+        return cast(T, self.cpu_group.all_gather_object(own)[0])
 
     def run_on_all_ranks(self, work: Callable[[], T]) -> T:
         """Return the result of ``work`` once it has succeeded on every rank.
@@ -107,7 +106,8 @@ class Ranks:
             result = work()
         except (UserError, RunFailedError, OSError) as error:
             failure = error
-        messages = self.cpu_group.all_gather_object(None if failure is None else str(failure))
+        own_message = None if failure is None else str(failure)
+        messages = self.cpu_group.all_gather_object(own_message)
         if failure is not None and self.is_first:
             raise failure
         for rank, message in enumerate(messages):
@@ -160,7 +160,8 @@ def init_from_torchrun(environment: Mapping[str, str] = os.environ) -> Iterator[
     cuda = torch.cuda.is_available()
     if cuda and local_rank < torch.cuda.device_count():
         torch.cuda.set_device(local_rank)
-    dist.init_process_group("cpu:gloo,cuda:nccl" if cuda else "gloo", timeout=TIMEOUT)
+    backend = "cpu:gloo,cuda:nccl" if cuda else "gloo"
+    dist.init_process_group(backend, timeout=TIMEOUT)
     try:
         rank = dist.get_rank()
         cpu_group = dist.new_group(backend="gloo", timeout=TIMEOUT)

@@ -281,7 +281,8 @@ class Trainer:
         update = PendingUpdate(state.step, symbols, rate, values, objective.flops, self.origin)
         if not self.asynchronous:
             update.check(self.folder)
-        with skip_if_nonfinite(self.optimizer, values.found_inf if self.asynchronous else None):
+        found_inf = values.found_inf if self.asynchronous else None
+        with skip_if_nonfinite(self.optimizer, found_inf):
             optimizer_step(self.optimizer, self.parameters, train.max_grad_norm)
             update.further = policy_epochs(
                 self.step, self.optimizer, rollouts, self.group, train.max_grad_norm
