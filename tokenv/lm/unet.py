@@ -329,8 +329,7 @@ class UNet(Encoder):
             options = flex_options(self._block)
         for layer in (*self.down, *self.up):
             layer.compile(dynamic=False, options=options)
-        for (
-            layer
-        ) in self.mid:  # with dynamic sizes, torch 2.11 fails to lower flex_attention's soft-cap
+        # With dynamic sizes, torch 2.11 fails to lower flex_attention's soft-cap.
+        for layer in self.mid:
             layer.compile(dynamic=False)
         self._log_prob = _compiled_log_prob()
