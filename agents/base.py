@@ -82,8 +82,10 @@ def deterministic_output(
     return agent_output(action, action.to(dtype))
 
 
-def boundary_count(rate: float, seq_len: int) -> tuple[int, int]:
+def boundary_count(rate: float, seq_len: int, rates: RateRange | None = None) -> tuple[int, int]:
     """Return the number of positions for a boundary in a sequence of N symbols, and the number floor(N * rate) to draw.
+
+    Of a range of rates, the number is that of the least rate.
 
     A boundary at the last symbol would predict nothing, so the positions are 0 (forced) to N - 2, and at most N - 1
     boundaries are drawn.
@@ -91,6 +93,8 @@ def boundary_count(rate: float, seq_len: int) -> tuple[int, int]:
     Raises:
         ValueError: ``rate`` outside (0, 1], or so low that not even the first symbol draws a boundary.
     """
+    if rates is not None:
+        rate = rates.min
     if not 0 < rate <= 1:
         raise ValueError(
             f"agent.rate = {rate}: expected boundaries per symbol in (0, 1], such as 0.2"

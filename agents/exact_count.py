@@ -82,8 +82,7 @@ class ExactCount(Learned):
     ) -> None:
         super().__init__(width, rate, window, scale, softcap, rates=rates)
         self.seq_len = seq_len
-        least = rate if rates is None else rates.min
-        self.num_positions, self.count = boundary_count(least, seq_len)
+        self.num_positions, self.count = boundary_count(rate, seq_len, rates)
 
     @property
     def autoregressive(self) -> bool:

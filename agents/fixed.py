@@ -54,8 +54,7 @@ class _Fixed(Agent):
     ) -> None:
         super().__init__()
         self.seq_len = seq_len
-        least = rate if rates is None else rates.min
-        self.num_positions, self.count = boundary_count(least, seq_len)
+        self.num_positions, self.count = boundary_count(rate, seq_len, rates)
         if rounding not in ROUNDINGS:
             raise ValueError(f"agent.rounding = {rounding!r}: expected {' or '.join(ROUNDINGS)}")
         self.rounding = rounding

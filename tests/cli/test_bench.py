@@ -5,10 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tokenv.cli.main import run_command
 from tokenv.config.files import merge, resolve
 from tokenv.core.errors import UserError
+from tokenv.lab import costs
 from tokenv.lab.config import BenchOptions
 from tokenv.lab.costs import measure_updates
 from tokenv.lab.speed import UpdateWork
@@ -193,13 +195,32 @@ def test_memory_and_time_are_planned(
         run_command("bench", ["with", *tiny_words, "plan=True", "rates=[0.2]"])
 
 
+HIGH_PEAK = {"train": {"learning_rate": 10.0, "symbols": 10**9, "warmup_symbols": 10**8}}
+
+
 def test_an_update_repeats_the_first_one_of_a_run(tiny_settings: dict[str, Any]) -> None:
     """At the peak learning rate, the policy would leave its rate, and a GPU would compile other shapes."""
-    at_peak = {"learning_rate": 10.0, "symbols": 10**9, "warmup_symbols": 10**8}
-    work = UpdateWork(resolve([], merge(tiny_settings, {"train": at_peak})))
+    work = UpdateWork(resolve([], merge(tiny_settings, HIGH_PEAK)))
     counts = []
     for _ in range(4):
         work.update()
         counts.append(int(work.action_BT.sum()))
     mean = statistics.mean(counts)
     assert all(abs(count - mean) < 0.3 * mean for count in counts), counts
+
+
+def test_updates_of_several_processes_repeat_the_first_one_too(
+    tiny_settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates = []
+    step = costs.optimizer_step
+
+    def recorded(optimizer: torch.optim.Optimizer, *arguments: Any) -> None:
+        rates.extend(group["lr"] for group in optimizer.param_groups)
+        step(optimizer, *arguments)
+
+    monkeypatch.setattr(costs, "optimizer_step", recorded)
+    config = resolve([], merge(tiny_settings, HIGH_PEAK))
+    measure_updates(BenchOptions(config, repeats=1), Ranks())
+    assert rates
+    assert max(rates) < 1e-3

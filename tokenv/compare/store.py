@@ -160,8 +160,7 @@ def find_run(config: Config, store: Path) -> StoredRun | None:
         for run in same_runs(config, store)
         if (run.finished or run.is_resumable) and _is_consistent(run)
     ]
-    finished = [run for run in usable if run.finished]
-    return next(iter([*finished, *usable]), None)
+    return max(usable, key=lambda run: run.finished, default=None)  # of equals, max takes the first
 
 
 def _is_consistent(run: StoredRun) -> bool:

@@ -99,9 +99,8 @@ class ArrayAdapter:
         action = torch.as_tensor(value, dtype=torch.int64, device=self.env.device)
         action_B = action.reshape(self.env.batch_size)
         for row, one_action in enumerate(action_B.tolist()):
-            if not self._actions[row]:  # the first symbol always ends a token
-                one_action = 1
-            self._actions[row].append(one_action)
+            # The first symbol always ends a token.
+            self._actions[row].append(int(one_action or not self._actions[row]))
         return root.set(keys.ACTION, action_B)
 
     def clear_rows(self, rows: Iterable[int]) -> None:

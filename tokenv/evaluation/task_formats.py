@@ -176,9 +176,8 @@ def _hub_rows(name: str, limit: int | None) -> list[Row]:
             f"task {name}: {task.hub} cannot be read from the hub ({error}); expected a connection, or local files: "
             f"task_files.{name}=PATH"
         ) from error
-    if limit is not None:
-        rows = rows.select(range(min(limit, len(rows))))
-    return list(rows)
+    count = len(rows) if limit is None else min(limit, len(rows))
+    return list(rows.select(range(count)))
 
 
 def _local_rows(name: str, files: list[Path]) -> list[Row]:

@@ -19,12 +19,17 @@ from tqdm import tqdm
 
 from tokenv.config.components import Components, build_components
 from tokenv.config.hardware import peak_resident_memory, prepare
-from tokenv.config.schema import LossConfig
+from tokenv.config.schema import Config, LossConfig
 from tokenv.core.devices import device_module, has_own_memory, is_accelerator
 from tokenv.lab.config import BenchOptions
 from tokenv.lm.flops import Batch, policy_flops, update_flops
 from tokenv.training.data_parallel import DataParallelGroup, apply_fsdp
-from tokenv.training.optimizers import make_optimizer, optimizer_step
+from tokenv.training.optimizers import (
+    learning_rate,
+    make_optimizer,
+    optimizer_step,
+    set_learning_rate,
+)
 from tokenv.training.process_group import Ranks, init_from_torchrun
 from tokenv.training.update import PassInput, StoredPass, TrainingStep, accumulate_gradients
 
@@ -80,6 +85,15 @@ def count_flops(components: Components, batch: Batch, rate: float) -> int:
     passes = components.passes
     policy = policy_flops(components.agent)
     return update_flops(components.lm, batch, passes.tokens(batch, rate), policy, passes)
+
+
+def set_first_learning_rate(optimizer: torch.optim.Optimizer, config: Config) -> None:
+    """Set the learning rate after the first sequences of a run; an optimizer begins at its peak.
+
+    There an untrained policy would leave its rate, and with every number of tokens a GPU would compile other shapes.
+    """
+    symbols = config.train.batch_size * config.data.seq_len
+    set_learning_rate(optimizer, learning_rate(config.train, symbols))
 
 
 def peak_memory(device: torch.device) -> float:
@@ -220,6 +234,7 @@ def measure_updates(options: BenchOptions, ranks: Ranks) -> dict[str, float]:
     step = TrainingStep(components, config.loss)
     if ranks.size > 1 and config.hardware.fsdp_size > 1:
         optimizer = apply_fsdp(step, components, optimizer, config, ranks)
+    set_first_learning_rate(optimizer, config)
     parameters = components.named_parameters()
     group = DataParallelGroup.create(
         ranks, config.train, split_each_pass=components.has_cross_step_state

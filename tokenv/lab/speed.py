@@ -32,6 +32,7 @@ from tokenv.lab.costs import (
     count_flops,
     interleave,
     peak_memory,
+    set_first_learning_rate,
     time_figures,
     time_once,
 )
@@ -43,13 +44,7 @@ from tokenv.lm.flops import (
     policy_share,
     reading_flops,
 )
-from tokenv.training.optimizers import (
-    learning_rate,
-    make_optimizer,
-    optimizer_flops,
-    optimizer_step,
-    set_learning_rate,
-)
+from tokenv.training.optimizers import make_optimizer, optimizer_flops, optimizer_step
 from tokenv.training.update import PassInput, TrainingStep
 
 STAGES = {
@@ -141,9 +136,7 @@ class UpdateWork:
         self._seeds = itertools.count()
         self._parameters = components.named_parameters()
         self._optimizer = make_optimizer(config.train, self._parameters)
-        # At its peak, an untrained policy changes its rate, and with it the shapes for which a GPU compiles.
-        first = learning_rate(config.train, rows * length)
-        set_learning_rate(self._optimizer, first)
+        set_first_learning_rate(self._optimizer, config)
         self.symbol_BN = source.symbol_BN.to(device)
         with torch.no_grad():
             self._observation = self.env.one_pass(agent)
