@@ -14,6 +14,7 @@ ENDINGS = (".py", ".md", ".yaml", ".jinja")
 OTHERS = {
     "tokenv.rate_targets",
     "tokenv.codecs",
+    "tokenv.densities",
     "tokenv.commands",
     "tokenv.callbacks",
     "tokenv.testing.check_",

@@ -69,7 +69,7 @@ def message_of(monkeypatch, capsys):
         ("train with agent.window={'a':1}", "agent.window = {'a': 1}: expected"),
         (f"train with rate={'-' * 5000}1", "rate is nested too deeply"),
         (f"train with agent={'[' * 100}{']' * 100}", "nested more than 32 levels deep"),
-        ("train foo", "'foo' is none of"),
+        ("train foo", "'foo' is no command of tokenv train: expected tokenv train with"),
         (
             "train with train.learning_rate=1e999",
             "train.learning_rate = inf: expected a finite number",
@@ -205,7 +205,7 @@ def message_of(monkeypatch, capsys):
         ("evaluate with run=run source=x", "unknown key source: did you mean data.source?"),
         (
             "compare with compare-quick train.symbols=9",
-            "did you mean common.train or pretrain.train?",
+            "did you mean common.train.symbols or pretrain.train.symbols?",
         ),
         (
             "compare with compare-quick seeds=[]",

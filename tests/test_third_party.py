@@ -2,6 +2,7 @@
 
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -92,6 +93,38 @@ def test_its_callback_acts_before_and_after_training(site, tmp_path, tiny_settin
     )
     assert wrong.returncode == 2
     assert "callbacks.name = 'largest' is unknown: did you mean 'largest_weight'?" in wrong.stderr
+
+
+def test_its_density_predicts_series(site, tmp_path, tiny_settings):
+    data = tiny_settings["data"] | {
+        "kind": "series",
+        "source": "regimes",
+        "options": {"context": 8, "count": 40, "length": 256},
+    }
+    codec = {"name": "series", "density": "laplace"}
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(tiny_settings | {"data": data, "codec": codec}))
+    done = run(site, tmp_path, "-m", "tokenv", "train", "with", "c.yaml")
+    assert done.returncode == 0, done.stderr
+    assert "nats per value" in done.stdout
+    own = run(site, tmp_path, "-m", "tokenv", "list", "codecs", "series")
+    assert "tokenv.densities" in own.stdout
+
+
+def test_its_kind_of_data_trains_beside_text(site, tmp_path, tiny_settings):
+    generator = random.Random(0)
+    with (tmp_path / "genes.fasta").open("w") as file:
+        for name in range(40):
+            bases = "".join(generator.choices("ACGT", k=100))
+            file.write(f">{name}\n{bases}\n")
+    data = tiny_settings["data"] | {"kind": "fasta", "source": "genes.fasta"}
+    (tmp_path / "text.yaml").write_text(yaml.safe_dump(tiny_settings))
+    (tmp_path / "c.yaml").write_text(yaml.safe_dump(tiny_settings | {"data": data}))
+    for words in (["c.yaml"], ["c.yaml", "data.options.lower=true"], ["text.yaml"]):
+        done = run(site, tmp_path, "-m", "tokenv", "train", "with", *words)
+        assert done.returncode == 0, done.stderr
+    wrong = run(site, tmp_path, "-m", "tokenv", "train", "with", "c.yaml", "data.source=words")
+    assert wrong.returncode == 2
+    assert wrong.stderr == "tokenv: data.source = 'words': expected a .fasta file\n"
 
 
 def test_its_command_stands_beside_ours(site, tmp_path):

@@ -103,7 +103,7 @@ def test_a_run_killed_during_its_report_is_completed(status: str, trained: Path)
 
 
 def test_resume_rejects_other_settings(trained: Path) -> None:
-    with pytest.raises(ValueError, match="model cannot change when a run is resumed"):
+    with pytest.raises(ValueError, match=r"model.width = 32 cannot change when a run is resumed"):
         run_command("train", ["with", f"resume={trained}", "model.width=32"])
     with pytest.raises(ValueError, match="brings its own configuration: drop quick"):
         run_command("train", ["with", "quick", f"resume={trained}"])

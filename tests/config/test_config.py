@@ -360,7 +360,7 @@ def test_whether_an_agent_learns_is_known_without_building_it(name: str) -> None
     "program",
     [
         "import tokenv.config.files as f, tokenv.config.registry; f.resolve(['quick'], {})",
-        "import sys; sys.argv = ['tokenv', 'configs']; from tokenv.cli.main import main; main()",
+        "import sys; sys.argv = ['tokenv', 'list', 'configs']; from tokenv.cli.main import main; main()",
     ],
 )
 def test_reading_a_configuration_does_not_import_torch(program: str) -> None:

@@ -110,7 +110,7 @@ def miss():
 
 
 def test_value_errors_of_constructors_are_user_errors_and_others_are_not():
-    with pytest.raises(UserError, match=r"^value = 3.0: expected another$") as raised:
+    with pytest.raises(UserError, match=r"^agent: value = 3.0: expected another$") as raised:
         construct("agent 'x'", refuse, {"value": 3})
     assert type(raised.value.__cause__) is ValueError
     with pytest.raises(MissingFileError, match="/nowhere/at/all"):

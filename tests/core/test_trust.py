@@ -98,6 +98,11 @@ PLANTS: dict[str, Callable[[dict[str, Any], str], object]] = {
     "agent": lambda config, name: config.update(agent={"name": name}),
     "estimator": lambda config, name: config.update(estimator={"name": name}),
     "rate_target": lambda config, name: config.update(rate_target={"name": name}),
+    "data": lambda config, name: config["data"].update(kind=name),
+    "density": lambda config, name: config.update(
+        data=config["data"] | {"kind": "series", "source": "regimes", "options": {"context": 8}},
+        codec={"name": "series", "density": name},
+    ),
     "trained codec": lambda config, name: config.update(agent=trained(name)),
     "callback": lambda config, name: config.update(callbacks=[{"name": name}]),
     "plain callback": lambda config, name: config.update(callbacks=[name]),

@@ -101,7 +101,7 @@ def test_the_hub_is_asked_by_name(monkeypatch):
 @pytest.mark.parametrize(
     ("task", "text", "message"),
     [
-        ("pika", "{}", "task 'pika' is unknown; expected some of piqa"),
+        ("pika", "{}", "task 'pika' is unknown: did you mean 'piqa'"),
         ("piqa", "", "has no question in"),
         ("piqa", "{", "cannot be read as .jsonl"),
         ("piqa", "[1, 2]", "holds no rows"),

@@ -154,7 +154,7 @@ def shrink(line: list[str], only: list[str] | None = None) -> list[str]:
     arguments = line[2:]
     names = [word for word in arguments if "=" not in word]
     given = dict(word.split("=", 1) for word in arguments if "=" in word)
-    if command in ("check", "configs", "list") or "print_config" in line or "--help" in line:
+    if command in ("check", "list") or "print_config" in line or "--help" in line:
         return line
     if command == "compare":
         if "runs" in given:

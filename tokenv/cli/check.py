@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import shlex
 import sys
 from collections.abc import Callable
 from pkgutil import resolve_name
@@ -37,7 +38,7 @@ def check(arguments: list[str]) -> None:
     options, names = read_words(arguments)
     if len(names) != 1:
         raise UserError(
-            f"tokenv check {' '.join(arguments)}: expected one name, such as rloo or mytrick:two_means"
+            f"{shlex.join(['tokenv', 'check', *arguments])}: expected one name, such as rloo or mytrick:two_means"
         )
     name = names[0]
     if ":" in name:

@@ -4,7 +4,7 @@
 
 ``tokenv list KIND``: agents, estimators, rate_targets, codecs, data, callbacks, configs or datasets, a line each; all
 without KIND.
-``tokenv list agents learned`` shows one with its options. ``tokenv configs`` lists configurations with their files.
+``tokenv list agents learned`` shows one with its options, ``tokenv list configs quick`` a configuration and its file.
 
 ``tokenv check NAME``: see ``tokenv.cli.check``.
 
@@ -134,11 +134,6 @@ def _print_kind(kind: str, *, heading: bool) -> None:
         print(f"{name:{longest}}  {text}")
 
 
-def list_configs(arguments: list[str]) -> None:
-    """List the configurations that come with tokenv, and their files."""
-    print("\n".join(f"{name:16} {path}" for name, path in named_configs().items()))
-
-
 def _configs() -> Rows:
     for name, path in named_configs().items():
         lines = path.read_text(encoding="utf-8").splitlines()
@@ -191,19 +186,28 @@ def _show_one(kind: str, name: str) -> None:
     if kind not in LISTED:
         raise UserError(f"cannot list {kind} {name!r}: expected tokenv list {kind}")
     section = kind.removesuffix("s")
-    target = registry.find(section, name, LISTED[kind])
-    named = f"{section}.name={name}"
+    key = f"{section}.name"
     if kind == "data":
         section = "data.options"
-        named = f"data.kind={name}"
+        key = "data.kind"
+    target = registry.find(section, name, LISTED[kind], key)
     print(inspect.getdoc(target) or "")
-    print(f"\nOptions, as {named} {section}.key=value:")
+    print(f"\nOptions, as {key}={name} {section}.key=value:")
     descriptions = {}
+    made = {}  # constructors of defaults
     if isinstance(target, type):
         descriptions = meanings(target)
+    if dataclasses.is_dataclass(target):
+        made = {
+            item.name: item.default_factory
+            for item in dataclasses.fields(target)
+            if callable(item.default_factory)
+        }
     for key, parameter in parameters(target).items():
         default = "the run's own"
-        if parameter.default is not parameter.empty:
+        if key in made:
+            default = format_value(made[key]())
+        elif parameter.default is not parameter.empty:
             default = format_value(parameter.default)
         option = f"{section}.{key} = {default}"
         print(f"  {option:36}  {descriptions.get(key, '')}".rstrip())

@@ -49,8 +49,12 @@ class TextCommand(RunCommand):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if (self.text is None) == (self.file is None):
-            raise UserError('expected one of text="..." and file=PATH')
+        if self.text is None and self.file is None:
+            raise UserError('text and file are missing: expected one of text="..." and file=PATH')
+        if self.text is not None and self.file is not None:
+            raise UserError(
+                f"text = {self.text[:40]!r} and file = {self.file!r}: expected one of them"
+            )
 
     def read_text(self) -> bytes:
         """Return the bytes of the text.

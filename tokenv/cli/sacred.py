@@ -233,6 +233,7 @@ def _bare_experiment(name: str) -> Experiment:
         additional_cli_options=OPTIONS,
         save_git_info=False,  # Sacred asks git three times for each file, and ends when git fails
     )
+    experiment.doc = ""  # else this module's, which help would show
     experiment.all_cli_options.remove(file_storage_option)  # ours has the same name
     return experiment
 
@@ -296,13 +297,13 @@ def _parse_flags(name: str, arguments: list[str]) -> dict[str, Any]:
     flags = _match_usage(experiment, arguments)
     if flags is None:
         raise UserError(
-            f"cannot read {' '.join(arguments)!r}: {_hint(name, arguments, experiment)}{expected}"
+            f"cannot read {' '.join(arguments)!r}: {_hint(name, arguments, experiment) or expected}"
         )
     if flags["COMMAND"] == "with":  # with nothing after it
         flags["COMMAND"] = None
     if flags["COMMAND"] not in (None, *commands):
-        known = f"{flags['COMMAND']!r} is none of {', '.join(commands)}"
-        raise UserError(f"{known}: {_hint(name, arguments, experiment)}{expected}")
+        hint = _hint(name, arguments, experiment)
+        raise UserError(f"{flags['COMMAND']!r} is no command of tokenv {name}: {hint or expected}")
     _check_flags(flags)
     return flags
 
@@ -342,7 +343,7 @@ def _hint(name: str, arguments: list[str], experiment: Experiment) -> str:
     )
     if not is_first or _match_usage(experiment, meant) is None:
         return ""
-    return f"did you mean tokenv {name} {shlex.join(meant)}? "
+    return f"did you mean tokenv {name} {shlex.join(meant)}?"
 
 
 def _check_flags(flags: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Self, cast
 
 from tokenv.config.commands import Command, Record, stored_config
-from tokenv.config.files import COMMAND_LINE, resolve
+from tokenv.config.files import COMMAND_LINE, flatten, resolve
 from tokenv.config.schema import MAY_CHANGE_ON_RESUME, Config
 from tokenv.core.conversion import check_keys
 from tokenv.core.errors import UserError
@@ -70,12 +70,12 @@ class Train(Command):
             return cls(config, title=title)
         path, base = stored_config("resume", str(resume), names)
         check_keys(updates, COMMAND_LINE, Config)
-        changed = [key for key in updates if key not in MAY_CHANGE_ON_RESUME]
-        if changed:
-            raise UserError(
-                f"{changed[0]} cannot change when a run is resumed, or it would not be the same run: "
-                f"only {', '.join(MAY_CHANGE_ON_RESUME)} can"
-            )
+        for key, value in flatten(updates).items():
+            if key.partition(".")[0] not in MAY_CHANGE_ON_RESUME:
+                raise UserError(
+                    f"{key} = {value!r} cannot change when a run is resumed, or it would not be the same run: only "
+                    f"{', '.join(MAY_CHANGE_ON_RESUME)} can; leave it out, or start anew with init_from={resume}"
+                )
         config = resolve([], updates, base=base)
         components = build_components(config, torch.device("meta"), read_files=False, world=world)
         check_checkpoint(checkpoints.load(path), config.train, components)

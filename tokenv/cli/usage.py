@@ -12,7 +12,6 @@ FUNCTIONS = {  # commands which take words, and leave no record
     "lm-eval": "tokenv.cli.usage:run_lm_eval",
     "check": "tokenv.cli.check:check",
     "list": "tokenv.cli.help:list_names",
-    "configs": "tokenv.cli.help:list_configs",
     "completion": "tokenv.cli.help:print_completion",
 }
 EXAMPLES = """\

@@ -161,7 +161,8 @@ class CompareOptions:
         object.__setattr__(self, "forecast", convert(self.forecast, forecast_hint(), "forecast"))
         if not self.runs and not self.methods:
             raise UserError(
-                "nothing to compare: expected a comparison, such as compare-quick, or runs=[runs/1,runs/2]"
+                "methods is missing, so there is nothing to compare: expected a comparison, such as compare-quick, or "
+                "runs=[runs/1,runs/2]"
             )
         if not self.runs and not self.seeds:
             raise UserError("seeds = []: expected at least one whole number, such as seeds=[0,1,2]")

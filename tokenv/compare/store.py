@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -52,13 +53,19 @@ class StoredRun:
 
 
 def read_run(folder: Path) -> StoredRun | None:
-    """Return a stored training run; None where the folder holds something else, or what this version cannot read."""
+    """Return a stored training run; None where the folder holds something else, or what this version cannot read.
+
+    Raises:
+        UntrustedCodeError: its data is of a kind which is code that the user has not named.
+    """
     try:
         run = (folder / "run.json").stat()
         config = (folder / "config.json").stat()
         return _read_unchanged(
             folder, run.st_mtime, (run.st_mtime_ns, run.st_ino, config.st_mtime_ns, config.st_ino)
         )
+    except trust.UntrustedCodeError:
+        raise
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return None  # no run, one that is being written, or damaged
 
@@ -72,6 +79,7 @@ def _read_unchanged(
     if run["experiment"]["name"] != "tokenv-train":
         return None
     values = read_json(folder / "config.json", limit=MAX_CONFIG_BYTES)
+    trust.check_name(values["data"]["kind"], folder)  # which reading the configuration imports
     config = resolve([], {}, base=without_command_options(values))
     return StoredRun(folder, config, identity(config), run["status"], last_heartbeat)
 
@@ -128,12 +136,13 @@ def find_contradiction(run: StoredRun) -> str:
 
 
 def stored_runs(store: Path) -> Iterator[StoredRun]:
-    """Yield all training runs of a store, newest first."""
+    """Yield all training runs of a store, newest first, but those whose data only code can read: see ``read_run``."""
     written = {path.parent: path.parent.stat().st_mtime for path in store.glob("*/run.json")}
     for folder in sorted(written, key=written.__getitem__, reverse=True):
-        run = read_run(folder)
-        if run is not None:
-            yield run
+        with suppress(trust.UntrustedCodeError):
+            run = read_run(folder)
+            if run is not None:
+                yield run
 
 
 def identity(config: Config) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -70,9 +71,18 @@ class Command:
 
     @classmethod
     def take_own(cls, updates: dict[str, Any]) -> dict[str, Any]:
-        """Remove the command's own keys from the updates and return them; keys of the run's configuration remain."""
-        own = [item.name for item in fields(cls) if item.name != "config" and item.name in updates]
-        return {name: updates.pop(name) for name in own}
+        """Remove the command's own keys from the updates and return them; keys of the run's configuration remain.
+
+        Raises:
+            UserError: a key is neither, and nearly one of the command's own.
+        """
+        own = [item.name for item in fields(cls) if item.name != "config"]
+        known = [item.name for item in fields(Config)]
+        for key in updates:
+            near = difflib.get_close_matches(key, [*own, *known], n=1)
+            if key not in (*own, *known) and near and near[0] in own:
+                raise UserError(f"{COMMAND_LINE}: unknown key {key}: did you mean {near[0]!r}?")
+        return {name: updates.pop(name) for name in own if name in updates}
 
     @classmethod
     def launch(cls, start: Callable[[type[Command]], Any]) -> Any:
@@ -84,7 +94,7 @@ class Command:
         return None
 
     def work(self, record: Record) -> Any:
-        """Do what the command does, and return its result, which is stored and printed."""
+        """Do what the command does, print what the user is to read, and return the result, which a stored run holds."""
         raise NotImplementedError
 
 

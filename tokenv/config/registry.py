@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from tokenv import agents, estimators
+from tokenv.core import trust
 from tokenv.core.callbacks import CALLBACKS
 from tokenv.core.plugins import Registry, build, construct, find
+from tokenv.data.kinds import DATA
 from tokenv.lm import codecs
 
 __all__ = ["Registry", "build", "construct", "find"]
@@ -61,10 +63,12 @@ def plugins(values: Mapping[str, Any]) -> Iterator[Plugin]:
     """
     named = [(CALLBACKS, callback) for callback in values.get("callbacks", ())]
     named += [(table, section_of(values, section)) for section, table in SECTIONS.items()]
+    named.append((DATA, {"name": section_of(values, "data").get("kind")}))
+    targets = set(trust.code_names(values))
     for table, options in named:
-        name = str(options.get("name", ""))
-        target = name if ":" in name else table.target(name)
-        module = (target or "").partition(":")[0]
+        targets.add(table.target(str(options.get("name"))) or "")
+    for target in sorted(targets):
+        module = target.partition(":")[0]
         top = module.partition(".")[0]
         file = getattr(sys.modules.get(module), "__file__", None)
         if top == "tokenv" or file is None:

@@ -305,7 +305,7 @@ class Config:
         codec = self.codec["name"]
         own_codec = self.data.options.codec
         for kind, other in all_kinds().items():
-            if kind != self.data.kind and codec == other.codec:
+            if codec == other.codec != own_codec:
                 raise UserError(
                     f"codec.name = {codec!r}: expected a codec for data.kind={self.data.kind}, such as "
                     f"{own_codec}, or data.kind={kind} beside it"

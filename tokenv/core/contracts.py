@@ -110,9 +110,9 @@ def check_compatible(estimator: Estimator, agent: BoundaryAgent, pooling: str) -
     """
     if estimator.requires_factorised_policy and agent.autoregressive:
         raise ValueError(
-            f"this estimator is biased for policies whose decisions depend on earlier ones, and this "
-            f"{type(agent).__name__} agent's do: give the learned agent window=0, or choose an estimator that is "
-            "valid for every policy, such as rloo or branch"
+            f"estimator: it is biased for policies whose decisions depend on earlier ones, and this "
+            f"{type(agent).__name__} agent's do: set agent.window=0 for the learned agent, or choose an estimator that "
+            "is valid for every policy, such as estimator.name=rloo"
         )
     if estimator.sampling.propose is not None:
         check_scores(agent, "this estimator draws boundaries in the agent's place")

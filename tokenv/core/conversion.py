@@ -59,6 +59,7 @@ WORDS |= {
     Limit: "a number or .inf",
     Figure: "a number",
     Plain: "a number, text, true or false, null, or a list or section of these",
+    Any: "a section of its own keys",
 }
 
 
@@ -77,7 +78,11 @@ def check_keys(values: Mapping[str, Any], where: str, kind: type, prefix: str = 
     known = type_hints(kind)
     for key, value in values.items():
         if key not in known:
-            raise UserError(f"{where}: unknown key {prefix}{key}: {_suggest_key(str(key), kind)}")
+            inner = ""
+            if isinstance(value, Mapping) and value:
+                inner = f".{next(iter(value))}"
+            hint = _suggest_key(str(key), kind, inner)
+            raise UserError(f"{where}: unknown key {prefix}{key}{inner}: {hint}")
         if known[key] == Section and not isinstance(value, Mapping):
             raise UserError(
                 f"{where}: {prefix}{key} = {value!r}: expected a section such as {prefix}{key}.name={value}"
@@ -92,13 +97,16 @@ def check_keys(values: Mapping[str, Any], where: str, kind: type, prefix: str = 
             check_keys(value, where, known[key], f"{prefix}{key}.")
 
 
-def _suggest_key(key: str, kind: type) -> str:
-    """Return a hint for an unknown key of a dataclass: the sections which have it, or the nearest known key."""
+def _suggest_key(key: str, kind: type, inner: str) -> str:
+    """Return a hint for an unknown key of a dataclass: the sections which have it, or the nearest known key.
+
+    ``inner`` is what follows the key, such as ``.symbols`` of ``train.symbols``.
+    """
     sections = []
     for item in fields(kind):
         section = item.metadata.get("holds", type_hints(kind)[item.name])
         if is_dataclass(section) and key in type_hints(section):  # type: ignore[arg-type]
-            sections.append(f"{item.name}.{key}")
+            sections.append(f"{item.name}.{key}{inner}")
     if sections:
         return f"did you mean {' or '.join(sections)}?"
     return suggest(key, type_hints(kind))

@@ -197,4 +197,7 @@ def construct(
     except FileNotFoundError as error:
         raise MissingFileError(str(error)) from error
     except ValueError as error:
-        raise UserError(str(error)) from error
+        message = str(error)
+        if not message.startswith(section):
+            message = f"{section}: {message}"
+        raise UserError(message) from error

@@ -137,8 +137,12 @@ def find(run: str | Path, which: str = "latest") -> Path:
         UserError: ``which`` is neither.
     """
     if which not in ("latest", "best"):
-        raise UserError(f"checkpoint = {which!r}: expected latest or best")
+        raise UserError(
+            f"checkpoint = {which!r}: expected latest or best, or name one as run={run}/checkpoints/…"
+        )
     run = Path(run)
+    if run.is_file():
+        raise MissingFileError(f"{run} is a file: expected a run folder such as runs/1{_hint(run)}")
     checkpoints = list_all(run)
     if checkpoints == [run]:
         return run

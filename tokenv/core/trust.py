@@ -37,12 +37,21 @@ PATH_OPTIONS = {  # of a configuration, by section
     ("imitation", "teacher"): ("pretrained", "tokenizer"),
 }
 Trust: TypeAlias = bool | str | Sequence[str]
+CODE_KEYS = (
+    "name",
+    "kind",
+    "density",
+)  # whose values may name code, at any depth of a configuration
 _ALL = "*"
 _NAME = re.compile(r"\s*[\w.]+:\w+\s*")
 # names of code and absolute paths which the user of this process has allowed
 _allowed: set[str] = set()
 # absolute paths which only stored runs name: to the run that names them
 _untrusted: dict[str, str] = {}
+
+
+class UntrustedCodeError(UserError):
+    """Code which stored data name and the user does not; nothing of it has been imported."""
 
 
 class UnreadableFileError(UserError):
@@ -148,7 +157,7 @@ def allowing(trust: Trust) -> Iterator[None]:
 
 def allow_named(values: Mapping[str, Any]) -> None:
     """Allow stored runs to name the code and data which the user's own configuration names."""
-    _allowed.update(_code_names(values))
+    _allowed.update(code_names(values))
     named = {local_path(section[key]) for section, key in path_options(values)}
     _allowed.update(path for path in named if os.path.exists(path))
 
@@ -161,9 +170,9 @@ def check(values: Mapping[str, Any], origin: str | Path) -> None:
         origin: file or folder in which it is stored, for the message.
 
     Raises:
-        UserError: it names code; the message says how to allow it.
+        UntrustedCodeError: it names code; the message says how to allow it.
     """
-    for name in _code_names(values):
+    for name in code_names(values):
         check_name(name, origin)
     for section, key in path_options(values):
         path = local_path(section[key])
@@ -176,7 +185,7 @@ def check(values: Mapping[str, Any], origin: str | Path) -> None:
 def check_name(name: str, origin: str | Path) -> None:
     """Raise an error unless a stored name is a registered one or the user has allowed it; see ``check``."""
     if ":" in name and _allowed.isdisjoint((_ALL, name)):
-        raise UserError(
+        raise UntrustedCodeError(
             f"{origin} names code, {name!r}, that would be imported and run: if you know what it is and trust it, "
             f"add trust_code={name} (trust_code=True for all that the run names)"
         )
@@ -241,15 +250,14 @@ def path_options(values: Mapping[str, Any]) -> Iterator[tuple[Any, str]]:
                 yield section, key
 
 
-def _code_names(values: Mapping[str, Any]) -> Iterator[str]:
+def code_names(values: Mapping[str, Any]) -> Iterator[str]:
     """Yield names of code at any depth, without recursion, because stored values may be nested arbitrarily deep."""
     pending: list[Any] = [values]
     while pending:
         value = pending.pop()
         if isinstance(value, Mapping):
-            name = value.get("name")
-            if isinstance(name, str) and ":" in name:
-                yield name
+            named = (value.get(key) for key in CODE_KEYS)
+            yield from (name for name in named if isinstance(name, str) and ":" in name)
             callbacks = value.get("callbacks")
             if isinstance(callbacks, list | tuple):
                 yield from (each for each in callbacks if isinstance(each, str) and ":" in each)

@@ -88,8 +88,7 @@ def _describe_too_small(split: Split, config: DataConfig) -> str:
             "lower data.seq_len, or set data.cut to 'chunk'"
         )
     return message + (
-        "A document is never on both sides: give more documents, lower data.seq_len, "
-        "or set data.validation_source to other data"
+        "Give more documents, lower data.seq_len, or set data.validation_source to other data"
     )
 
 

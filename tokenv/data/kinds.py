@@ -8,7 +8,7 @@ from types import NoneType
 from typing import Any, ClassVar
 
 from tokenv.core.conversion import hint_at, type_hints
-from tokenv.core.errors import UserError, suggest
+from tokenv.core.errors import UserError
 from tokenv.core.plugins import Registry, construct, find
 from tokenv.core.terminology import TEXT, Terminology
 
@@ -129,9 +129,9 @@ def build_kind(name: str, options: Any) -> DataKind:
         return options
     if not isinstance(options, Mapping):
         raise UserError(f"data.options = {options!r}: expected a section with keys of its own")
-    if ":" not in str(name) and name not in DATA.names():
-        raise UserError(f"data.kind = {name!r} is unknown: {suggest(str(name), DATA.names())}")
-    kind: DataKind = construct(f"data.options of {name}", find("data", name, DATA), options)
+    kind: DataKind = construct(
+        f"data.options of {name}", find("data", name, DATA, "data.kind"), options
+    )
     return kind
 
 

@@ -12,7 +12,7 @@ from tokenv.core import keys
 from tokenv.core.contracts import StepAgent
 from tokenv.env.observation import Observer, SymbolContext
 from tokenv.env.random_inputs import rate_or_mean, resolve_target_rate
-from tokenv.lm.codecs.base import Codec
+from tokenv.lm.codecs.base import Codec, check_sampling
 from tokenv.lm.incremental import Decoder
 from tokenv.lm.unet import UNet
 
@@ -226,6 +226,7 @@ def generate(
         generators = list(generator)
     else:
         generators = [generator]
+    check_sampling(temperature, top_p)
     starts = _check_arguments(lm, prompt, max_new_tokens, samples, stop, len(generators))
     batch = len(prompt)
     steps = max(starts) + max_new_tokens

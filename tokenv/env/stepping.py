@@ -59,8 +59,8 @@ class TokenizationEnv(EnvBase):
             for all episodes; None for no such observation.
 
     Raises:
-        ValueError: ``batch_size`` below 1, a negative ``window``, an unknown optional key, or sources of different
-            lengths.
+        ValueError: ``batch_size`` below 1, a negative ``window``, an unknown optional key, sources of different
+            lengths, or a source without ``seq_len``.
     """
 
     batch_locked = True
@@ -90,6 +90,11 @@ class TokenizationEnv(EnvBase):
         if callable(source):
             self._open = source
             source = source(int(np.random.default_rng().integers(2**31)))
+        if not hasattr(source, "seq_len"):
+            raise ValueError(
+                f"source is a {type(source).__name__}: expected one with seq_len and next(count), such as "
+                "tokenv.data.corpus.TensorSource(symbol_BN)"
+            )
         self.source: Source = source
         # on the CPU, so that noise does not depend on the device
         self.generator = torch.Generator()

@@ -273,7 +273,7 @@ def split_text(trained: LoadedRun, text: bytes) -> list[Tensor]:
         UserError: if the text is empty.
     """
     if not text:
-        raise UserError("the text is empty: expected at least one byte in text=... or file=...")
+        raise UserError("the text is empty: expected at least one byte")
     symbol_N = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()
     return [F.pad(piece_T, (0, 1)) for piece_T in symbol_N.split(trained.config.data.seq_len)]
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tokenv.core.errors import MissingFileError, UserError
+from tokenv.core.errors import MissingFileError, UserError, suggest
 
 Row = Mapping[str, Any]
 
@@ -120,9 +120,7 @@ def check_tasks(names: Sequence[str]) -> None:
     """
     for name in names:
         if name not in TASKS:
-            raise UserError(
-                f"task {name!r} is unknown; expected some of {', '.join(TASKS)}, with commas between"
-            )
+            raise UserError(f"task {name!r} is unknown: {suggest(name, TASKS)}")
 
 
 def load_questions(

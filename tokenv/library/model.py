@@ -525,7 +525,8 @@ def _pairs(text: One | Several, context: One | Several) -> list[tuple[bytes, byt
             f"context = {len(contexts)} contexts for {len(texts)} texts: expected one, or one for each"
         )
     return [
-        (to_bytes(before), to_bytes(each)) for before, each in zip(contexts, texts, strict=True)
+        (to_bytes(before, "context"), to_bytes(each))
+        for before, each in zip(contexts, texts, strict=True)
     ]
 
 
@@ -536,8 +537,8 @@ def _continued(prompt: One, text: bytes) -> One:
     return prompt + text[len(to_bytes(prompt)) :].decode("utf-8", errors="replace")
 
 
-def to_bytes(text: str | bytes) -> bytes:
-    """Return the bytes of a text.
+def to_bytes(text: str | bytes, name: str = "text") -> bytes:
+    """Return the bytes of a text, an argument of this name.
 
     Raises:
         UserError: if it is no text, or holds a lone surrogate.
@@ -545,8 +546,8 @@ def to_bytes(text: str | bytes) -> bytes:
     if isinstance(text, bytes | bytearray):
         return bytes(text)
     if not isinstance(text, str):
-        raise UserError(f"text = {text!r:.80}: expected str or bytes")
+        raise UserError(f"{name} = {text!r:.80}: expected str or bytes")
     try:
         return text.encode(errors="surrogateescape")
     except UnicodeEncodeError:
-        raise UserError(f"text = {text[:80]!a}: expected Unicode text, or bytes") from None
+        raise UserError(f"{name} = {text[:80]!a}: expected Unicode text, or bytes") from None

@@ -17,17 +17,22 @@ import torch.nn.functional as F
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
-from tokenv.lm.codecs.base import Codec
+from tokenv.core.plugins import Registry, construct, find
+from tokenv.lm.codecs.base import Codec, check_sampling
 from tokenv.lm.layers import Linear
-from tokenv.series.densities import Bins, Density, Gaussian, LogisticMixture, StudentT
+from tokenv.series.densities import Density
 
 VALUE, LOCATION, SCALE, COUNTED, LAST = range(5)
-DENSITIES: dict[str, type[Density]] = {
-    "gaussian": Gaussian,
-    "student_t": StudentT,
-    "logistic_mixture": LogisticMixture,
-    "bins": Bins,
-}
+DENSITIES = Registry(
+    "tokenv.densities",
+    {
+        "gaussian": "tokenv.series.densities:Gaussian",
+        "student_t": "tokenv.series.densities:StudentT",
+        "logistic_mixture": "tokenv.series.densities:LogisticMixture",
+        "bins": "tokenv.series.densities:Bins",
+    },
+    base="tokenv.series.densities:Density",
+)
 
 
 def known_values(symbol: Tensor) -> Tensor:
@@ -93,7 +98,8 @@ class SeriesCodec(Codec):
     Args:
         width: model width D.
         channels: predicted values C of one symbol.
-        density: ``gaussian``, ``student_t``, ``logistic_mixture`` or ``bins``.
+        density: ``gaussian``, ``student_t``, ``logistic_mixture`` or ``bins``; a name that a package registers in
+            ``tokenv.densities``, or ``package.module:Class``. The next three go to constructors which take them.
         components: components of ``logistic_mixture``.
         bins: number of bins of ``bins``.
         reach: half the range of ``bins``, in standard deviations of the context.
@@ -152,13 +158,10 @@ class SeriesCodec(Codec):
             self.trailing = horizon
         if channels < 1:
             raise ValueError(f"codec.channels = {channels}: expected at least 1")
-        if density not in DENSITIES:
-            raise ValueError(f"codec.density = {density!r}: expected one of {', '.join(DENSITIES)}")
-        options_of: dict[str, dict[str, Any]] = {
-            "logistic_mixture": {"components": components},
-            "bins": {"bins": bins, "reach": reach},
-        }
-        self.density = DENSITIES[density](**options_of.get(density, {}))
+        family = find("density", density, DENSITIES, "codec.density")
+        self.density: Density = construct(
+            f"codec.density {density!r}", family, {}, components=components, bins=bins, reach=reach
+        )
         self.channels = channels
         self.residual = residual
         self.covariates = covariates
@@ -379,10 +382,7 @@ class SeriesCodec(Codec):
         Raises:
             ValueError: temperature below 0 or ``top_p`` outside (0, 1].
         """
-        if not 0 <= temperature < math.inf:
-            raise ValueError(f"temperature = {temperature}: expected 0 (the median) or more")
-        if not 0 < top_p <= 1:
-            raise ValueError(f"top_p = {top_p}: expected a number in (0, 1]")
+        check_sampling(temperature, top_p)
         raw = self._raw(parameters)
         half = torch.full(raw.shape[:-1], 0.5, dtype=raw.dtype, device=raw.device)
         drawn = torch.rand(half.shape, dtype=raw.dtype, device=raw.device, generator=generator)

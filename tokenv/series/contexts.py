@@ -156,9 +156,9 @@ def history_steps(config: Config, horizon: int, *, held_out: bool = True) -> int
     if horizon < 1 or history <= context:
         most = config.data.seq_len - context - 1
         raise UserError(
-            f"horizon = {horizon}: expected 1 to {most}, because the model was trained on sequences of data.seq_len = "
-            f"{config.data.seq_len} steps, of which the first {context} are context: train one with "
-            "a longer data.seq_len"
+            f"horizon = {horizon}: expected 1 to {most}, data.seq_len - data.options.context - 1 with "
+            f"data.seq_len = {config.data.seq_len} and data.options.context = {context}: train a model with a longer "
+            "data.seq_len"
         )
     return history
 

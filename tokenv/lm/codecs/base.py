@@ -225,12 +225,7 @@ class ByteCodec(Codec):
         Raises:
             ValueError: temperature below 0 or ``top_p`` outside (0, 1].
         """
-        if temperature < 0:
-            raise ValueError(
-                f"temperature = {temperature}: expected 0 (most probable symbol) or more"
-            )
-        if not 0 < top_p <= 1:
-            raise ValueError(f"top_p = {top_p}: expected a number in (0, 1]")
+        check_sampling(temperature, top_p)
         if temperature == 0:
             return self.logits(parameters).argmax(-1)
         dtype = torch.promote_types(parameters.dtype, torch.float32)
@@ -261,6 +256,14 @@ class ByteCodec(Codec):
         exponential = -torch.log1p(-noise).to(dtype)
         rank = (prob / exponential).argmax(-1, keepdim=True)
         return order.gather(-1, rank).squeeze(-1)
+
+
+def check_sampling(temperature: float, top_p: float) -> None:
+    """Raise a ValueError unless symbols can be drawn with a temperature of 0 or more, and ``top_p`` in (0, 1]."""
+    if not 0 <= temperature < math.inf:
+        raise ValueError(f"temperature = {temperature}: expected 0 (most probable symbol) or more")
+    if not 0 < top_p <= 1:
+        raise ValueError(f"top_p = {top_p}: expected a number in (0, 1]")
 
 
 def make_head(codec: Codec, width: int) -> Linear:
