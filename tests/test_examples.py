@@ -12,8 +12,10 @@ import torch
 from tensordict import TensorDict
 from tiny import series_settings, settings
 
+import tokenv
 from tokenv.config.files import resolve
 from tokenv.core import keys
+from tokenv.lm.incremental import Decoder
 from tokenv.testing import check_estimator
 from tokenv.training.trainer import train
 
@@ -206,3 +208,20 @@ def test_the_fitted_coefficient_of_the_early_exit_is_that_of_least_variance():
     assert torch.equal(first, full - early)
     covariance = torch.cov(torch.stack([full.flatten(), early.flatten()]))
     assert torch.allclose(second, full - covariance[0, 1] / covariance[1, 1] * early, atol=1e-5)
+
+
+def test_the_speed_of_using_models_is_printed_with_the_size_of_their_caches(
+    tmp_path, monkeypatch, capsys
+):
+    config = resolve([], settings(train={"symbols": 256}))
+    train(config, tmp_path / "checkpoints", lambda *_: None)
+    script = load("inference_speed")
+    monkeypatch.setattr(script, "BYTES", 48)
+    monkeypatch.setattr(script, "TEXTS", 3)
+    monkeypatch.setattr(sys, "argv", ["inference_speed.py", str(tmp_path), "--rounds", "1"])
+    script.main()
+    assert "bytes read a second" in " ".join(capsys.readouterr().out.split())
+    model = tokenv.load(tmp_path)
+    decoder = Decoder(model.lm, 1, 48)
+    stored = sum(part.cache.nbytes for part in (decoder.down, decoder.up, decoder.tokens))
+    assert script.cache_kib(model, decoder.tokens.size) == pytest.approx(stored / 1024)

@@ -98,7 +98,7 @@ def message_of(monkeypatch, capsys):
         ("compare with compare-quick base=3", "no configuration '3'"),
         ("compare with runs=[]", "nothing to compare"),
         ("compare with compare-quick common=3", "common = 3: expected a section"),
-        ("variance with quick estimators=[1]", "estimator.name = '1' is unknown"),
+        ("variance with quick estimators=[1]", "estimators = '1' is unknown"),
         ("variance with quick estimators=['rloo(1)']", "options need names"),
         ("bench with quick repeats=0", "repeats = 0: expected a whole number of at least 1"),
         ("bench with quick stepping=abc", "stepping = 'abc': expected true or false"),

@@ -1,4 +1,4 @@
-"""Write the tables of docs/results.md and docs/released.md, and ablations.png, from the runs beside this file.
+"""Write the tables of docs/results.md and docs/released.md, and two pictures, from the runs beside this file.
 
     python docs/results/tables.py
 
@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pandas as pd
 from matplotlib.figure import Figure
+from scipy import stats
 
 from tokenv.compare.score_statistics import Difference, compare_scores
 from tokenv.plotting.figures import save_png
-from tokenv.plotting.theme import BLUE, GREEN, ORANGE, with_error
+from tokenv.plotting.theme import BLUE, GREEN, ORANGE, PINK, with_error
 
 FOLDER = Path(__file__).parent
 REFERENCE = "learned, whitespace first"
@@ -30,6 +31,17 @@ RELEASED = {
     "no rate loss": (1.0, 1.39, 1.0),
 }
 COLOURS = {"whitespace first": BLUE, "no imitation": ORANGE, "books": GREEN}
+FLOPS = {  # of a training, attention included, by the models' width and budget
+    64: {"2 MB": 1.73e12, "6 MB": 5.2e12},
+    128: {"width 128": 7.25e12, "width 128, 6 MB": 2.18e13},
+}
+# of the picture of loss against FLOPs: the beginning of their names, as windows differ, and their places beside others
+FRONTIER = {
+    "uniform": (ORANGE, 0.97),
+    "transformer": (GREEN, 0.99),
+    "learned, whitespace first": (BLUE, 1.01),
+    "carried": (PINK, 1.03),
+}
 
 
 def row_name(method: str) -> str:
@@ -68,9 +80,14 @@ def describe_test(test: Difference, p: float) -> str:
     return text.replace("-", "−")
 
 
+def with_several_seeds(runs: pd.DataFrame) -> pd.DataFrame:
+    """Return the runs of methods with three seeds or more."""
+    return runs.groupby("method").filter(lambda of_method: len(of_method) > 2)
+
+
 def compare_methods(runs: pd.DataFrame) -> list[str]:
     """Return the lines of a table of methods with three seeds or more at one budget, the best first."""
-    runs = runs.groupby("method").filter(lambda of_method: len(of_method) > 2)
+    runs = with_several_seeds(runs)
     tests = compare_with(REFERENCE, runs)
     losses = runs.groupby("method")["bits_per_byte"]
     rates = runs.groupby("method")["boundary_rate"].mean()
@@ -163,6 +180,45 @@ def draw_ablations(runs: pd.DataFrame, path: Path) -> None:
     save_png(figure, path)
 
 
+def draw_frontier(runs: pd.DataFrame, path: Path) -> None:
+    """Draw bits per byte against FLOPs, with the 95% interval over seeds; a line for each method and width."""
+    figure = Figure(figsize=(7, 4.2), dpi=140, layout="constrained")
+    axes = figure.subplots()
+    by_budget = dict(list(runs[runs["precision"] == "float32"].groupby("budget")))
+    for (width, budgets), style in zip(FLOPS.items(), ("o--", "s-"), strict=True):
+        for name, (colour, beside) in FRONTIER.items():
+            points = []
+            for budget, flops in budgets.items():
+                of_budget = with_several_seeds(by_budget[budget])
+                best = best_variant(of_budget, name)
+                if best is not None:
+                    points.append((flops * beside, best.mean(), interval(best)))
+            if points:
+                flops_P, loss_P, reach_P = zip(*points, strict=True)
+                label = f"{name}, width {width}"
+                axes.errorbar(
+                    flops_P, loss_P, yerr=reach_P, fmt=style, ms=4, color=colour, label=label
+                )
+    axes.set(xscale="log", xlabel="FLOPs of the training", ylabel="bits per byte (95% interval)")
+    axes.legend(frameon=False, fontsize=8)
+    save_png(figure, path)
+
+
+def best_variant(runs: pd.DataFrame, name: str) -> pd.Series | None:
+    """Return the losses of the best method of this name, or of this name and a window; None without any."""
+    variants = re.compile(f"{name}(, window \\d+)?$")
+    own = runs[runs["method"].map(lambda method: variants.match(method) is not None)]
+    if own.empty:
+        return None
+    by_method = own.groupby("method")["bits_per_byte"]
+    return by_method.get_group(by_method.mean().idxmin())
+
+
+def interval(loss: pd.Series) -> float:
+    """Return half the width of the 95% interval of a mean over seeds."""
+    return float(stats.t.ppf(0.975, len(loss) - 1) * loss.sem())
+
+
 def make_tables() -> dict[str, dict[str, list[str]]]:
     """Return the lines of all tables by page and name."""
     python = pd.read_csv(FOLDER / "python.csv")
@@ -175,6 +231,7 @@ def make_tables() -> dict[str, dict[str, list[str]]]:
         "6 MB": compare_methods(by_budget["6 MB"]),
         "20 MB": compare_methods(python[python["budget"] == "20 MB"]),
         "width 128": compare_methods(by_budget["width 128"]),
+        "width 128, 6 MB": compare_methods(by_budget["width 128, 6 MB"]),
         "books": compare_methods(books),
     }
     released = {
@@ -195,11 +252,12 @@ def fill(page: str, tables: dict[str, list[str]]) -> str:
 
 
 def main() -> None:
-    """Write tables and picture."""
+    """Write tables and pictures."""
     for name, tables in make_tables().items():
         path = FOLDER.parent / name
         path.write_text(fill(path.read_text(), tables))
     draw_ablations(pd.read_csv(FOLDER / "ablations.csv"), FOLDER / "ablations.png")
+    draw_frontier(pd.read_csv(FOLDER / "python.csv"), FOLDER / "frontier.png")
 
 
 if __name__ == "__main__":

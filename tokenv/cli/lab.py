@@ -145,15 +145,11 @@ class Variance(VarianceOptions, Command):
 
 def _check_unchanged(own: dict[str, Any], updates: dict[str, Any]) -> None:
     """Check that a study is resumed with the same options, since one table shows its old and new figures."""
-    for key in own:
-        if key not in MAY_CHANGE_ON_RESUME:
+    allowed = (*MAY_CHANGE_ON_RESUME, "hardware")
+    for key in (*own, *updates):
+        if key not in allowed:
             raise UserError(
-                f"{key} cannot change when a study is resumed: only {', '.join(MAY_CHANGE_ON_RESUME)} can"
-            )
-    for key in updates:
-        if key != "hardware":
-            raise UserError(
-                f"{key} cannot change when a study is resumed: of the run's keys only hardware can"
+                f"{key} cannot change when a study is resumed: only {', '.join(allowed)} can"
             )
 
 

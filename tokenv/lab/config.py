@@ -201,7 +201,7 @@ def parse(text: str, gamma: float) -> Specification:
             f"estimators: {text[:80]!r} cannot be read ({error}): expected a name or a call such as rloo(num_samples=4)"
         ) from None
     name = label.partition("(")[0].strip()
-    registry.find("estimator", name, registry.ESTIMATORS)
+    registry.find("estimator", name, registry.ESTIMATORS, "estimators")
     return Specification(label, {"name": name} | values)
 
 
