@@ -297,7 +297,7 @@ def test_mistakes_are_reported(comparison):
         ),
         (["both.yaml", "tune_seeds=7"], r"tune_seeds=7: expected a list"),
         (["both.yaml", "only=other"], "only names 'other'"),
-        (["both.yaml", "metods.a.rate=0.1"], "unknown key metods: did you mean 'methods'"),
+        (["both.yaml", "metods.a.rate=0.1"], "unknown key metods.a: did you mean 'methods'"),
         (
             ["both.yaml", "methods.learned.agent.windw=3"],
             "methods.learned: agent.windw is no option",

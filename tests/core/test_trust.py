@@ -14,7 +14,7 @@ from tokenv.cli.lab import Variance
 from tokenv.cli.main import run_command
 from tokenv.compare.command import resolve_comparison
 from tokenv.compare.scheduler import run_all
-from tokenv.compare.store import finished_run
+from tokenv.compare.store import finished_run, stored_runs
 from tokenv.config import registry
 from tokenv.config.commands import stored_config
 from tokenv.config.files import resolve
@@ -146,6 +146,17 @@ def test_no_section_is_believed(where: str, run: Path, code: str, tmp_path: Path
     for read in readers:
         with pytest.raises(UserError, match="names code"):
             read()
+    assert not (tmp_path / "imported").exists()
+
+
+def test_a_store_is_searched_without_importing_what_its_runs_name(
+    run: Path, code: str, tmp_path: Path
+) -> None:
+    assert len(list(stored_runs(run.parent))) == 0  # Sacred has not recorded it
+    plant(run, lambda config: None)
+    assert len(list(stored_runs(run.parent))) == 1
+    plant(run, lambda config: PLANTS["data"](config, f"{code}:agent"))
+    assert len(list(stored_runs(run.parent))) == 0
     assert not (tmp_path / "imported").exists()
 
 

@@ -203,7 +203,7 @@ def test_what_needs_an_independent_policy_refuses_another(name):
     enumeration = Enumeration(2)
     estimator = recipes.relax(width=8) if name == "relax" else getattr(recipes, name)()
     assert estimator.requires_factorised_policy
-    with pytest.raises(ValueError, match="give the learned agent window=0"):
+    with pytest.raises(ValueError, match=r"set agent.window=0 for the learned agent"):
         check_compatible(estimator, enumeration.agent, "select")
 
 

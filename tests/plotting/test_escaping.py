@@ -75,7 +75,7 @@ def test_a_csv_file_is_written_row_by_row(tmp_path: Path) -> None:
     ("program", "status"),
     [
         (
-            "import sys, tokenv.cli.main as m; sys.argv[1:] = ['configs']; m.main()",
+            "import sys, tokenv.cli.main as m; sys.argv[1:] = ['list', 'configs']; m.main()",
             128 + signal.SIGPIPE,
         ),
         ("import sys, tokenv.cli.main as m; m.main()", 128 + signal.SIGPIPE),

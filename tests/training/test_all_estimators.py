@@ -86,7 +86,7 @@ def test_resuming_is_never_having_stopped(tiny_settings, tmp_path, estimator, ag
 
 @pytest.mark.parametrize("estimator", sorted(PAST))
 def test_invalid_options_are_rejected(tiny_settings, tmp_path, estimator):
-    with pytest.raises(ValueError, match="give the learned agent window=0"):
+    with pytest.raises(ValueError, match=r"set agent.window=0 for the learned agent"):
         run(configure(tiny_settings, estimator, "window 2"), tmp_path)
 
 

@@ -136,7 +136,7 @@ def find_contradiction(run: StoredRun) -> str:
 
 
 def stored_runs(store: Path) -> Iterator[StoredRun]:
-    """Yield all training runs of a store, newest first, but those whose data only code can read: see ``read_run``."""
+    """Yield all training runs of a store, newest first, but those whose kind of data is code which nobody named."""
     written = {path.parent: path.parent.stat().st_mtime for path in store.glob("*/run.json")}
     for folder in sorted(written, key=written.__getitem__, reverse=True):
         with suppress(trust.UntrustedCodeError):

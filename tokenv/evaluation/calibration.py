@@ -18,8 +18,8 @@ from tokenv.config.components import Components
 from tokenv.config.schema import Config
 from tokenv.core import keys
 from tokenv.core.clustered_errors import clustered_standard_error
-from tokenv.core.errors import UserError, check_value
-from tokenv.core.rates import REQUESTED_RATE, Rate, RateRange
+from tokenv.core.errors import UserError
+from tokenv.core.rates import Rate, RateRange
 from tokenv.core.sequences import HeldOutData, SequenceBatch
 from tokenv.evaluation.evaluator import (
     DEFAULTS,
@@ -167,7 +167,8 @@ def options_for_text(
         return _options_for_tokens(trained, text, options, tokens)
     if rate is None or trained.components.agent.rates is not None:
         return options
-    check_value("rate", rate, REQUESTED_RATE)
+    if not 0 < rate <= 1:
+        raise UserError(f"rate = {rate}: expected boundaries per byte in (0, 1], such as 0.2")
 
     def boundary_rate(action_N: Tensor) -> float:
         return action_N.double().mean().item()
