@@ -214,9 +214,13 @@ class Chain(TensorDictModuleBase):
         self.head_epochs = max(stage.head_epochs for stage in stages)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Apply all stages to a rollout, in place."""
+        """Apply all stages to a rollout, in place; an exception gets a note which names its stage."""
         for stage in self.stages:
-            tensordict = stage(tensordict)
+            try:
+                tensordict = stage(tensordict)
+            except Exception as error:
+                error.add_note(f"raised in the stage {type(stage).__name__}")
+                raise
         if self.trains_through == "likelihood":
             tensordict.set(keys.LOSS_POLICY, torch.zeros_like(tensordict[keys.BOUNDARY_PROB]))
         if {keys.LOSS_CRITIC, keys.LOSS_POLICY} <= set(self.out_keys):

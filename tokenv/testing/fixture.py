@@ -196,6 +196,5 @@ class Checker:
                 f"{self.kind} {self.name}: "
             ):
                 raise
-            raise AssertionError(
-                f"{self.kind} {self.name}: {action} fails with {error!r}"
-            ) from error
+            what = ", ".join([repr(error), *getattr(error, "__notes__", ())])
+            raise AssertionError(f"{self.kind} {self.name}: {action} fails with {what}") from error
