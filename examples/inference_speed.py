@@ -99,7 +99,7 @@ def main() -> None:
             in_words(speed[f"{run} together"]),
             f"{cache_kib(model, tokens):,.0f}",
         )
-    Console(width=160).print(table)
+    Console(width=180).print(table)
 
 
 if __name__ == "__main__":
