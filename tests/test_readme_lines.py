@@ -43,6 +43,8 @@ LEFT_OUT = {
     "test_shipped_configs",
     "tokenv compare with compare-rates": "test_shipped_configs runs two of its methods",
     "tokenv compare with compare-estimators mine.yaml": "a method more is in test_protocols",
+    "python docs/results/tables.py": "test_results_tables runs its functions",
+    "python examples/": "test_examples runs the examples",
     "from stable_baselines3": "an extra; test_sb3 runs it",
     "import lm_eval": "an extra; test_lm_eval_model runs the like",
 }
@@ -200,7 +202,8 @@ def run_piece(language: str, text: str, file: str, space: dict[str, Any]) -> Non
         series = {"kind": "series", "horizon": True, "direct": False}
         required = series if ".forecast(" in text else {"kind": "text"}
         text = re.sub(r'"runs/\d+"', lambda _: repr(trained(**required)[0]), text)
-        text = re.sub(r"horizon=\d+", "horizon=8", text)
+        text = re.sub(r"\b(horizon|h)=\d+", r"\1=8", text)
+        text = re.sub(r"n_windows=\d+", "n_windows=5", text)
         exec(compile(text, file or "README.md", "exec"), space)
     elif language == "yaml":
         Path(file or "mine.yaml").write_text(text)

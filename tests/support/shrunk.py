@@ -227,7 +227,13 @@ def stand_ins(folder: Path) -> None:
     _table(folder / "new.csv", ETT, 200, generator)
     _table(folder / "my.csv", ("load", "price"), 600, generator)
     clock = [f"{wave}{period}" for period in (16, 32, 64, 128) for wave in ("sin", "cos")]
-    for name, columns in (("ecg60", ["mlii", *clock]), ("ecg100", ["mlii"]), ("abp", ["abp"])):
+    columns_of = {
+        "ecg60": ["mlii", *clock],
+        "ecg360": ["mlii", *clock],
+        "ecg100": ["mlii"],
+        "abp": ["abp"],
+    }
+    for name, columns in columns_of.items():
         signals = {column: [generator.gauss(0, 1) for _ in range(2000)] for column in columns}
         pd.DataFrame(signals).to_parquet(folder / f"{name}.parquet")
     (folder / "lambada_test.jsonl").write_text(
