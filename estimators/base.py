@@ -214,13 +214,9 @@ class Chain(TensorDictModuleBase):
         self.head_epochs = max(stage.head_epochs for stage in stages)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Apply all stages to a rollout, in place; an exception gets a note which names its stage."""
+        """Apply all stages to a rollout, in place."""
         for stage in self.stages:
-            try:
-                tensordict = stage(tensordict)
-            except Exception as error:
-                error.add_note(f"raised in the stage {type(stage).__name__}")
-                raise
+            tensordict = _apply(stage, tensordict)
         if self.trains_through == "likelihood":
             tensordict.set(keys.LOSS_POLICY, torch.zeros_like(tensordict[keys.BOUNDARY_PROB]))
         if {keys.LOSS_CRITIC, keys.LOSS_POLICY} <= set(self.out_keys):
@@ -234,8 +230,17 @@ class Chain(TensorDictModuleBase):
         """Write the loss of a rollout which was scored again; credits stay unchanged."""
         for stage in self.stages:
             if keys.LOSS_POLICY in stage.out_keys:
-                tensordict = stage(tensordict)
+                tensordict = _apply(stage, tensordict)
         return tensordict
+
+
+def _apply(stage: Stage, tensordict: TensorDictBase) -> TensorDictBase:
+    """Apply a stage; an exception gets a note which names it."""
+    try:
+        return stage(tensordict)
+    except Exception as error:
+        error.add_note(f"raised in the stage {type(stage).__name__}")
+        raise
 
 
 def chain(*stages: Stage, num_samples: int | None = None) -> Chain:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-import time
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 import tokenv
+from tokenv.lab.costs import interleave
 from tokenv.library.model import Model
 from tokenv.lm.flops import reading_flops
 
@@ -47,26 +47,19 @@ def cache_kib(model: Model, tokens: float) -> float:
 
 def measure(models: dict[str, Model], texts: list[bytes], rounds: int) -> dict[str, list[float]]:
     """Return the bytes a second of each model and way in each round; a first round is not counted."""
-    work = {}
     ways = {}
+    size = {}
+    prompts = [text[:PROMPT] for text in texts]
     for name, model in models.items():
         write = partial(model.generate, max_new_tokens=BYTES - PROMPT, seed=0)
-        prompts = [text[:PROMPT] for text in texts]
         ways[f"{name} read"] = partial(model.log_likelihood, texts)
+        size[f"{name} read"] = TEXTS * BYTES
         ways[f"{name} one"] = partial(write, prompts[0])
+        size[f"{name} one"] = BYTES
         ways[f"{name} together"] = partial(write, prompts)
-    for way in ways:
-        work[way] = TEXTS * BYTES
-        if way.endswith("one"):
-            work[way] = BYTES
-    speed: dict[str, list[float]] = {way: [] for way in ways}
-    for number in range(rounds + 1):
-        for way, run in ways.items():
-            start = time.perf_counter()
-            run()
-            if number:
-                speed[way].append(work[way] / (time.perf_counter() - start))
-    return speed
+        size[f"{name} together"] = TEXTS * BYTES
+    seconds = interleave(ways, rounds, torch.device("cpu"), warmup=1)
+    return {way: [size[way] / each for each in seconds[way]] for way in ways}
 
 
 def in_words(values: list[float]) -> str:

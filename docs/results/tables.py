@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pandas as pd
 from matplotlib.figure import Figure
-from scipy import stats
 
+from tokenv.compare.robust_statistics import student_interval
 from tokenv.compare.score_statistics import Difference, compare_scores
 from tokenv.plotting.figures import save_png
 from tokenv.plotting.theme import BLUE, GREEN, ORANGE, PINK, with_error
@@ -214,7 +214,8 @@ def best_variant(runs: pd.DataFrame, name: str) -> pd.Series | None:
 
 def interval(loss: pd.Series) -> float:
     """Return half the width of the 95% interval of a mean over seeds."""
-    return float(stats.t.ppf(0.975, len(loss) - 1) * loss.sem())
+    _, half = student_interval(0.0, [(loss.sem(), len(loss) - 1)])
+    return half
 
 
 def make_tables() -> dict[str, dict[str, list[str]]]:

@@ -194,23 +194,17 @@ def _show_one(kind: str, name: str) -> None:
     print(inspect.getdoc(target) or "")
     print(f"\nOptions, as {key}={name} {section}.key=value:")
     descriptions = {}
-    made = {}  # constructors of defaults
     if isinstance(target, type):
         descriptions = meanings(target)
+    defaults = {name: parameter.default for name, parameter in parameters(target).items()}
     if dataclasses.is_dataclass(target):
-        made = {
-            item.name: item.default_factory
-            for item in dataclasses.fields(target)
-            if callable(item.default_factory)
-        }
-    for key, parameter in parameters(target).items():
+        defaults |= {key.name: key.default for key in keys_of(target)}  # lists, not what makes them
+    for name, value in defaults.items():
         default = "the run's own"
-        if key in made:
-            default = format_value(made[key]())
-        elif parameter.default is not parameter.empty:
-            default = format_value(parameter.default)
-        option = f"{section}.{key} = {default}"
-        print(f"  {option:36}  {descriptions.get(key, '')}".rstrip())
+        if value is not inspect.Parameter.empty:
+            default = format_value(value)
+        option = f"{section}.{name} = {default}"
+        print(f"  {option:36}  {descriptions.get(name, '')}".rstrip())
 
 
 def print_completion(arguments: list[str]) -> None:

@@ -302,8 +302,9 @@ def _parse_flags(name: str, arguments: list[str]) -> dict[str, Any]:
     if flags["COMMAND"] == "with":  # with nothing after it
         flags["COMMAND"] = None
     if flags["COMMAND"] not in (None, *commands):
-        hint = _hint(name, arguments, experiment)
-        raise UserError(f"{flags['COMMAND']!r} is no command of tokenv {name}: {hint or expected}")
+        raise UserError(
+            f"{flags['COMMAND']!r} is no command of tokenv {name}: {_hint(name, arguments, experiment) or expected}"
+        )
     _check_flags(flags)
     return flags
 

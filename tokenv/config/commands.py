@@ -78,9 +78,9 @@ class Command:
         """
         own = [item.name for item in fields(cls) if item.name != "config"]
         known = [item.name for item in fields(Config)]
-        for key in updates:
+        for key in sorted(updates.keys() - {*own, *known}):
             near = difflib.get_close_matches(key, [*own, *known], n=1)
-            if key not in (*own, *known) and near and near[0] in own:
+            if near and near[0] in own:
                 raise UserError(f"{COMMAND_LINE}: unknown key {key}: did you mean {near[0]!r}?")
         return {name: updates.pop(name) for name in own if name in updates}
 

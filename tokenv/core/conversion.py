@@ -59,7 +59,6 @@ WORDS |= {
     Limit: "a number or .inf",
     Figure: "a number",
     Plain: "a number, text, true or false, null, or a list or section of these",
-    Any: "a section of its own keys",
 }
 
 

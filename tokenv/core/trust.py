@@ -37,11 +37,8 @@ PATH_OPTIONS = {  # of a configuration, by section
     ("imitation", "teacher"): ("pretrained", "tokenizer"),
 }
 Trust: TypeAlias = bool | str | Sequence[str]
-CODE_KEYS = (
-    "name",
-    "kind",
-    "density",
-)  # whose values may name code, at any depth of a configuration
+# whose values may name code, at any depth of a configuration
+CODE_KEYS = ("name", "kind", "density")
 _ALL = "*"
 _NAME = re.compile(r"\s*[\w.]+:\w+\s*")
 # names of code and absolute paths which the user of this process has allowed

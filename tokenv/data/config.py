@@ -76,7 +76,10 @@ class DataConfig:
     streams: int = field(default=16, metadata=COUNT)
     lexicon_size: int = field(default=100, metadata=at_least(2))
     words_documents: int = field(default=2000, metadata=COUNT)
-    options: Any = field(default_factory=dict, metadata={"hint": option_hint})
+    options: Any = field(
+        default_factory=dict,
+        metadata={"hint": option_hint, "expected": "a section with keys of its own"},
+    )
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "options", build_kind(self.kind, self.options))

@@ -261,7 +261,7 @@ class ByteCodec(Codec):
 def check_sampling(temperature: float, top_p: float) -> None:
     """Raise a ValueError unless symbols can be drawn with a temperature of 0 or more, and ``top_p`` in (0, 1]."""
     if not 0 <= temperature < math.inf:
-        raise ValueError(f"temperature = {temperature}: expected 0 (most probable symbol) or more")
+        raise ValueError(f"temperature = {temperature}: expected 0 (without chance) or more")
     if not 0 < top_p <= 1:
         raise ValueError(f"top_p = {top_p}: expected a number in (0, 1]")
 
