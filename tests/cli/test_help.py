@@ -81,11 +81,12 @@ def test_help_names_every_key_of_a_command(
 
 
 @pytest.mark.parametrize("command", FUNCTIONS)
-def test_help_of_a_command_without_keys_is_one_line(
+def test_help_of_a_command_without_keys_says_which_words_it_takes(
     command: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     print_help(command, summaries()[command])
-    assert re.fullmatch(rf"tokenv {command}: .+\n", capsys.readouterr().out)
+    shown = capsys.readouterr().out
+    assert re.fullmatch(rf"tokenv {command}: .+\n\nusage: tokenv {command} .+\n", shown)
 
 
 def loaded_by(*arguments: str) -> str:

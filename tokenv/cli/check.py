@@ -98,8 +98,8 @@ def _made_by(name: str, options: dict[str, Any]) -> type:
         target = resolve_name(name)
     except (Exception, SystemExit) as error:  # importing a module may raise anything
         raise UserError(
-            f"{name!r} cannot be imported: {type(error).__name__}: {error}: expected module:name, of the current "
-            "folder or of an installed package"
+            f"{name!r} cannot be imported: {type(error).__name__}: {error}: expected module:name (the module without "
+            ".py), of the current folder or of an installed package"
         ) from error
     if isinstance(target, type):
         return target

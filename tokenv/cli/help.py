@@ -30,6 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenv.cli.command_registry import COMMANDS, load_command
+from tokenv.cli.usage import WORDS
 from tokenv.config import registry
 from tokenv.config.field_docs import Key, describe, keys_of, meanings
 from tokenv.config.files import load_yaml, named_configs
@@ -76,6 +77,7 @@ def print_help(command: str, summary: str) -> None:
     keys = command_keys(command)
     print(f"tokenv {command}: {summary}")
     if not keys:
+        print(f"\nusage: tokenv {command} {WORDS[command]}")
         return
     from tokenv.cli.sacred import usage  # heavier than what completion may load
 
