@@ -184,7 +184,10 @@ def message_of(monkeypatch, capsys):
             "train with rate = 0.2",
             "expected words with dots between, such as train.symbols=1e6, without blanks",
         ),
-        ("check mytrick:mine", "(the module without .py), of the current folder or of an installed package"),
+        (
+            "check mytrick:mine",
+            "(the module without .py), of the current folder or of an installed package",
+        ),
         ("segment with run=series-run text=abc", "data.kind = 'series': expected a run of text"),
         (
             "segment with run=run text=abc tokens=2 rate=0.2",

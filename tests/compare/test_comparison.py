@@ -29,7 +29,7 @@ from tokenv.compare.run_evaluation import (
     token_lengths,
 )
 from tokenv.compare.scheduler import run_all
-from tokenv.compare.store import find_run, finished_run, identity, read_run, same_runs
+from tokenv.compare.store import find_run, finished_run, read_run, same_runs
 from tokenv.config.files import (
     COMMAND_OPTIONS,
     flatten,
@@ -154,7 +154,7 @@ def test_runs_are_found_by_what_they_are(comparison, tiny_settings):
     stored_run = find_run(config, store)
     assert stored_run.finished
     assert stored_run.folder == store / "1"
-    assert identity(stored_run.config) == identity(config)
+    assert stored_run.config.identity() == config.identity()
     assert (
         find_run(
             resolve([], merge(tiny_settings, {"agent": {"name": "uniform"}, "seed": 1})), store
@@ -342,7 +342,7 @@ def test_comparisons_that_come_with_tokenv_can_be_built(name):
 
 def test_the_aspect_study_is_that_of_the_single_configurations():
     identities = {
-        task.method: identity(task.config)
+        task.method: task.config.identity()
         for task in resolve_comparison(["aspect"], {}).make_tasks()
     }
-    assert identities == {f"n={n}": identity(resolve([f"aspect-{n}"], {})) for n in (2, 4, 6)}
+    assert identities == {f"n={n}": resolve([f"aspect-{n}"], {}).identity() for n in (2, 4, 6)}

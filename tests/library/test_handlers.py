@@ -11,8 +11,8 @@ from tokenv.config.files import resolve
 from tokenv.core.checkpoints import list_complete
 from tokenv.core.conversion import from_dict
 from tokenv.core.errors import MissingFileError, UserError
+from tokenv.library import handlers
 from tokenv.library.handlers import (
-    CACHED_MODELS,
     MAX_BYTES,
     ModelCache,
     SegmentRequest,
@@ -127,17 +127,15 @@ def test_a_checkpoint_that_is_gone(model_cache: ModelCache, served_run: Path) ->
     assert "has no checkpoint '../../secret' any more" in answer["error"]
 
 
-def test_few_models_are_kept(
-    model_cache: ModelCache, served_run: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_few_models_are_kept(served_run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handlers, "CACHED_MODELS", 1)
+    model_cache = ModelCache([str(served_run)], "latest")
     names = [path.name for path in list_complete(served_run / "checkpoints")]
     first = model_cache.model(str(served_run), names[0])
     assert model_cache.model(str(served_run), names[0]) is first
-    monkeypatch.setattr(model_cache, "_capacity", 2)
     for name in names:
         model_cache.model(str(served_run), name)
     assert model_cache.model(str(served_run), names[0]) is not first
-    assert CACHED_MODELS >= 2
 
 
 @pytest.mark.parametrize(

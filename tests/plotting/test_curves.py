@@ -76,14 +76,6 @@ def test_the_place_beside_an_odd_last_panel_is_empty(tmp_path):
     assert (below_the_panel_above == 1).all()
 
 
-def test_invalid_input_is_rejected(tmp_path):
-    with pytest.raises(ValueError, match="no metrics"):
-        draw_curves({}, tmp_path / "c.png", title="t")
-    with pytest.raises(ValueError, match=r"train/entropy: 2 positions but 1 values"):
-        draw_curves({"train/entropy": ([1, 2], [1])}, tmp_path / "c.png", title="t")
-    assert not list(tmp_path.iterdir())
-
-
 def test_failed_write_leaves_nothing_behind(tmp_path):
     target = tmp_path / "c.png"
     target.mkdir()

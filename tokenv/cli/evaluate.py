@@ -189,11 +189,11 @@ class Evaluate(RunCommand):
 
 
 def _format_known(result: Mapping[str, Any]) -> dict[str, str]:
-    rows = {}
-    for key, value in result.items():
-        if value is not None and not math.isnan(value):
-            rows[key] = f"{value:.4f}"
-    return rows
+    return {
+        key: f"{value:.4f}"
+        for key, value in result.items()
+        if value is not None and not math.isnan(value)
+    }
 
 
 def _evaluate_at_rates(

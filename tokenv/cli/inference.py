@@ -126,7 +126,7 @@ class Generate(TextCommand):
         )
         for each in written:
             print_passage(to_passage(each))
-        spans: Any = [Spans(each, trained.step).as_dict() for each in written]
+        spans: Any = [Spans(each, trained.state.step).as_dict() for each in written]
         if self.num_return_sequences == 1:
             (spans,) = spans
         write_json_output(self.json, spans)
@@ -179,9 +179,9 @@ class Segment(TextCommand):
             trained = self.load(run)
             how = EvalOptions(seed=self.seed, threshold=self.threshold, rate=self.rate)
             segmentation = segment_at_rate(trained, text, how, tokens=self.tokens)
-            spans[run] = Spans(segmentation, trained.step)
+            spans[run] = Spans(segmentation, trained.state.step)
             passages[run] = to_passage(segmentation)
-            own = passage_facts(passages[run], trained.step)
+            own = passage_facts(passages[run], trained.state.step)
             if self.other_runs:
                 facts[run] = ", ".join(f"{name}: {value}" for name, value in own.items())
                 console().print(f"{run}:")

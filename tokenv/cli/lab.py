@@ -130,13 +130,15 @@ class Variance(VarianceOptions, Command):
             if self.resume or record.folder is not None:
                 hint = f"resume it with: tokenv variance with resume={folder}"
             raise KeyboardInterrupt(f"stopped; {hint}") from None
-        write_variance(result, folder / "variance.csv")
-        draw_progress(result, folder / "progress.png")
-        draw_cost(result, folder / "cost.png")
-        draw_credit(result, folder / "credit.png")
-        for name in ("variance.json", "variance.csv", "progress.png", "cost.png", "credit.png"):
-            if (folder / name).is_file():
-                record.add(folder / name)
+        files = (
+            folder / "variance.json",
+            write_variance(result, folder / "variance.csv"),
+            draw_progress(result, folder / "progress.png"),
+            draw_cost(result, folder / "cost.png"),
+            draw_credit(result, folder / "credit.png"),
+        )
+        for file in filter(None, files):
+            record.add(file)
         print_variance(result)
         if not self.resume and record.folder is not None:
             console().print(f"stored in {folder}")

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields
 from functools import partial
-from importlib.util import find_spec
+from importlib import resources
 from pathlib import Path
 from typing import Any
 
@@ -229,7 +229,7 @@ def _bare_experiment(name: str) -> Experiment:
     """Build an experiment which has a command's flags and does nothing."""
     experiment = Experiment(
         f"tokenv-{name}",
-        base_dir=_package_folder("tokenv").parent,
+        base_dir=Path(str(resources.files("tokenv"))).parent,
         additional_cli_options=OPTIONS,
         save_git_info=False,  # Sacred asks git three times for each file, and ends when git fails
     )
@@ -258,15 +258,8 @@ def source_files() -> list[Path]:
     """Return all source files of tokenv."""
     files: list[Path] = []
     for room in ROOMS:
-        files += sorted(_package_folder(room).rglob("*.py"))
+        files += sorted(Path(str(resources.files(room))).rglob("*.py"))
     return files
-
-
-def _package_folder(name: str) -> Path:
-    spec = find_spec(name)
-    assert spec is not None
-    assert spec.origin is not None
-    return Path(spec.origin).parent
 
 
 @contextmanager

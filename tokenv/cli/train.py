@@ -193,7 +193,7 @@ def _show(
         fewer = corpus.validation(max(1, sequences // 4))
         stats_over_training = boundary_stats_over_training(trained, fewer)
         tables = boundary_tables(stats) | training_table(stats_over_training)
-        facts = passage_facts(passage, trained.step)
+        facts = passage_facts(passage, trained.state.step)
         write_pages(picture, {"held-out text": passage}, facts, tables)
         print_passage(passage, 700)
     draw_curves(history, curves, title=title, target_rate=config.rate, unit=last.unit)
@@ -301,11 +301,11 @@ def shared_facts(config: Config, resume: str | None) -> dict[str, Any]:
     code = hashlib.sha256()
     for path in files:
         code.update(path.read_bytes())
-    facts = flatten(values)
-    facts["resume"] = resume and Path(resume).name
-    facts["the digest of the code"] = code.hexdigest()[:16]
-    facts["torch"] = torch.__version__
-    return facts
+    return flatten(values) | {
+        "resume": resume and Path(resume).name,
+        "the digest of the code": code.hexdigest()[:16],
+        "torch": torch.__version__,
+    }
 
 
 @contextmanager

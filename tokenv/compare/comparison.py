@@ -6,7 +6,7 @@ import itertools
 import math
 import os
 import platform
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -228,7 +228,8 @@ class Comparison:
     @cached_property
     def options(self) -> dict[str, dict[str, str]]:
         """Options in which methods differ, defaults of their classes included: method to dotted key to value."""
-        return differing_options({method.name: method.runs[0].config for method in self.methods})
+        configs = {method.name: method.runs[0].config for method in self.methods}
+        return differing_settings(configs, with_class_defaults)
 
     @property
     def equal_flops(self) -> bool:
@@ -406,30 +407,25 @@ def _collect_facts(runs: Sequence[ComparedRun]) -> dict[str, str]:
     }
 
 
-def differing_settings(configs: Mapping[str, Config]) -> dict[str, dict[str, str]]:
-    """Return the given settings in which each configuration differs from some other: key to value, as text."""
-    return _keep_differing(
-        {name: _comparable_settings(config, config.as_dict()) for name, config in configs.items()}
-    )
+def differing_settings(
+    configs: Mapping[str, Config], complete: Callable[[dict[str, Any]], dict[str, Any]] = dict
+) -> dict[str, dict[str, str]]:
+    """Return the settings in which each configuration differs from some other: key to value, as text.
 
-
-def differing_options(configs: Mapping[str, Config]) -> dict[str, dict[str, str]]:
-    """Return the same as ``differing_settings``, of all options: those which are not given have their defaults."""
-    every = {}
-    for name, config in configs.items():
-        every[name] = _comparable_settings(config, with_class_defaults(config.as_dict()))
-    return _keep_differing(every)
-
-
-def _keep_differing(every: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, str]]:
-    keys = dict.fromkeys(itertools.chain.from_iterable(every.values()))
+    Args:
+        configs: configurations by name.
+        complete: function which adds values which are not given: ``with_class_defaults``.
+    """
+    every = {
+        name: _comparable_settings(config, complete(config.as_dict()))
+        for name, config in configs.items()
+    }
     differing: dict[str, dict[str, str]] = {name: {} for name in every}
-    for key in keys:
-        if len({repr(values.get(key)) for values in every.values()}) == 1:
-            continue
-        for name, values in every.items():
-            if key in values:
-                differing[name][key] = str(values[key])
+    for key in dict.fromkeys(itertools.chain.from_iterable(every.values())):
+        if len({repr(values.get(key)) for values in every.values()}) > 1:
+            for name, values in every.items():
+                if key in values:
+                    differing[name][key] = str(values[key])
     return differing
 
 
@@ -484,12 +480,7 @@ def group_into_methods(runs: Sequence[ComparedRun]) -> dict[str, list[ComparedRu
 
 def _shorten_keys(keys: Iterable[str]) -> dict[str, str]:
     """Return dotted keys to their last components, or to themselves where others end alike."""
-    every = set(keys)
-    ends = [key.rpartition(".")[2] for key in every]
-    short = {}
-    for key in every:
-        end = key.rpartition(".")[2]
-        short[key] = key
-        if ends.count(end) == 1:
-            short[key] = end
-    return short
+    ends = {key: key.rpartition(".")[2] for key in keys}
+    every = list(ends.values())
+    unique = {key: end for key, end in ends.items() if every.count(end) == 1}
+    return {key: unique.get(key, key) for key in ends}

@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 from filelock import BaseFileLock, FileLock, Timeout
 
-from tokenv.compare.store import identity
 from tokenv.config.schema import Config
 from tokenv.core.errors import UserError
 
@@ -41,7 +40,7 @@ def run_lock(config: Config, store: Path) -> FileLock:
     folder = store.absolute() / LOCKS
     folder.mkdir(parents=True, exist_ok=True)
     key = hashlib.sha256(
-        json.dumps(identity(config), sort_keys=True, default=str).encode()
+        json.dumps(config.identity(), sort_keys=True, default=str).encode()
     ).hexdigest()[:16]
     return FileLock(folder / f"{key}.lock", is_singleton=True)
 

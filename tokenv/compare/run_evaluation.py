@@ -28,7 +28,7 @@ from tokenv.core.trust import MAX_JSON_BYTES, open_regular
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import Corpus, load_corpus
 from tokenv.evaluation.boundary_metrics import draw_references
-from tokenv.evaluation.boundary_stats import BoundaryStats, compute_boundary_stats
+from tokenv.evaluation.boundary_stats import compute_boundary_stats
 from tokenv.evaluation.calibration import calibrate, evaluate_rates, split_for_calibration
 from tokenv.evaluation.evaluator import (
     EvalOptions,
@@ -100,13 +100,6 @@ class Learned:
 
     classes: dict[str, tuple[Figure, Figure]]
     tokens: list[tuple[str, int]]
-
-    @classmethod
-    def of(cls, stats: BoundaryStats) -> Learned:
-        """Return the stored part of boundary statistics."""
-        return cls(
-            stats.classes, [(token.decode("latin-1"), count) for token, count in stats.tokens]
-        )
 
 
 @dataclass(frozen=True)
@@ -213,7 +206,8 @@ class RunEvaluation:
             text = bytes(symbol_T.tolist()).decode("latin-1")
             passages.append(Passage(text, prob_T.tolist(), action_T.tolist()))
         stats = compute_boundary_stats(symbol_BT, drawn.action_BT, drawn.prob_BT)
-        return {"passages": passages, "learned": Learned.of(stats)}
+        tokens = [(token.decode("latin-1"), count) for token, count in stats.tokens]
+        return {"passages": passages, "learned": Learned(stats.classes, tokens)}
 
     @classmethod
     def compare(cls, evaluations: Mapping[str, Mapping[int, Any]], reference: str) -> Any:
@@ -248,16 +242,6 @@ def evaluation_class(data: DataConfig) -> type[RunEvaluation]:
     if data.options.evaluation is None:
         return RunEvaluation
     return import_object(data.options.evaluation)
-
-
-def save_evaluation(evaluation: RunEvaluation, folder: Path) -> None:
-    """Write an evaluation beside its run.
-
-    Args:
-        evaluation: evaluation of the run.
-        folder: folder of the run.
-    """
-    write_json(folder / FILE, asdict(evaluation), _owner(checkpoints.find(folder)))
 
 
 def _owner(checkpoint: Path) -> str:
@@ -306,7 +290,7 @@ def evaluate_run(folder: Path, evaluation_request: EvaluationRequest) -> RunEval
     evaluation = load_evaluation(folder, evaluation_request)
     if evaluation is None:
         evaluation = _measure(folder, evaluation_request)
-        save_evaluation(evaluation, folder)
+        write_json(folder / FILE, asdict(evaluation), _owner(checkpoints.find(folder)))
     return evaluation
 
 
@@ -365,9 +349,10 @@ def _agreements(
     scores: SequenceScores, held_out: SequenceBatch, options: Any
 ) -> dict[str, Agreement]:
     """Return the agreement with every reference agent, and with true boundaries if there are any."""
-    agreement = {}
-    for name, boundary_BT in scores.extra.items():
-        agreement[name] = _agreement(scores.action_BT, boundary_BT)
+    agreement = {
+        name: _agreement(scores.action_BT, boundary_BT)
+        for name, boundary_BT in scores.extra.items()
+    }
     if held_out.gold_BN is not None:
         gold_BT = held_out.gold_BN[:, :-1] & scores.decision_mask_BT
         agreement[options.words.true_boundaries] = _agreement(

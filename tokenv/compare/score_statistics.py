@@ -408,22 +408,17 @@ def adjust_p_values(p: Sequence[float]) -> list[float]:
     Args:
         p: p-values of all hypotheses.
     """
-    adjusted = [0.0] * len(p)
-    largest = 0.0
-    for rank, index in enumerate(sorted(range(len(p)), key=p.__getitem__)):
-        largest = max(largest, min(1.0, (len(p) - rank) * p[index]))
-        adjusted[index] = largest
-    return adjusted
+    ranked = pd.Series(p, dtype=float).sort_values(kind="stable")
+    factor = ranked.count() - np.arange(len(ranked))
+    return (factor * ranked).clip(upper=1.0).cummax().sort_index().tolist()
 
 
 def apply_holm(differences: Mapping[Key, Difference]) -> dict[Key, Difference]:
     """Return the differences with ``p_holm``; those of one seed, which decide nothing, are not counted."""
-    tested = [key for key, each in differences.items() if not math.isnan(each.p)]
-    adjusted = dict(
-        zip(tested, adjust_p_values([differences[key].p for key in tested]), strict=True)
-    )
+    adjusted = adjust_p_values([each.p for each in differences.values()])
     return {
-        key: replace(each, p_holm=adjusted.get(key, math.nan)) for key, each in differences.items()
+        key: replace(each, p_holm=p_holm)
+        for (key, each), p_holm in zip(differences.items(), adjusted, strict=True)
     }
 
 

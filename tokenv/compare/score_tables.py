@@ -60,21 +60,22 @@ def tabulate_rates(
                 loss_SB, np.array(document[: loss_SB.shape[1]]), tuple(groups[way, target_rate])
             )
             boundary_rate = float(np.mean([run.boundary_rate for run in runs]))
-            flops = float(np.mean([run.flops for run in runs]))
-            row = {
-                "method": method,
-                "way": PRECEDENCE[way],
-                "target_rate": target_rate or boundary_rate,
-                "boundary_rate": boundary_rate,
-                "flops": flops,
-            }
-            row |= {"seeds": len(runs), "loss": own.mean, "seed_error": own.seed_error}
-            row |= {
-                "document_error": own.document_error,
-                "lowest": own.loss_S.min(),
-                "highest": own.loss_S.max(),
-            }
-            rows.append(row | {"compared": way == min(groups)[0]})
+            rows.append(
+                {
+                    "method": method,
+                    "way": PRECEDENCE[way],
+                    "target_rate": target_rate or boundary_rate,
+                    "boundary_rate": boundary_rate,
+                    "flops": float(np.mean([run.flops for run in runs])),
+                    "seeds": len(runs),
+                    "loss": own.mean,
+                    "seed_error": own.seed_error,
+                    "document_error": own.document_error,
+                    "lowest": own.loss_S.min(),
+                    "highest": own.loss_S.max(),
+                    "compared": way == min(groups)[0],
+                }
+            )
             scores.append(own)
     compared = {
         (row["method"], row["target_rate"]): i for i, row in enumerate(rows) if row["compared"]

@@ -81,7 +81,7 @@ def _read_unchanged(
     values = read_json(folder / "config.json", limit=MAX_CONFIG_BYTES)
     trust.check_name(values["data"]["kind"], folder)  # which reading the configuration imports
     config = resolve([], {}, base=without_command_options(values))
-    return StoredRun(folder, config, identity(config), run["status"], last_heartbeat)
+    return StoredRun(folder, config, config.identity(), run["status"], last_heartbeat)
 
 
 def finished_run(folder: Path) -> StoredRun:
@@ -145,14 +145,9 @@ def stored_runs(store: Path) -> Iterator[StoredRun]:
                 yield run
 
 
-def identity(config: Config) -> dict[str, Any]:
-    """Return the sections of a configuration which are equal in two runs if these are the same run."""
-    return {key: value for key, value in config.as_dict().items() if key in IDENTITY}
-
-
 def same_runs(config: Config, store: Path) -> list[StoredRun]:
     """Return the runs of this configuration, newest first."""
-    wanted = identity(config)
+    wanted = config.identity()
     return [run for run in stored_runs(store) if run.identity == wanted]
 
 

@@ -153,8 +153,13 @@ def load_pretrained_agent(
             f"{own_codec.symbol_dtype}, but those of this run's data have {codec.symbol_shape} and "
             f"{codec.symbol_dtype}: load an agent that was trained on data of this kind"
         )
-    context = {"rate": rate, "rates": rates, "seq_len": seq_len, "train_tokenizer": train_tokenizer}
-    context["read_files"] = False  # all that it needs is in its checkpoint
+    context = {
+        "rate": rate,
+        "rates": rates,
+        "seq_len": seq_len,
+        "train_tokenizer": train_tokenizer,
+        "read_files": False,  # all that it needs is in its checkpoint
+    }
     agent = registry.build(
         "agent", trained.agent, registry.AGENTS, width=trained.model.width, **context
     )

@@ -26,11 +26,12 @@ def complete_options(section: str, options: Mapping[str, Any], table: Registry) 
     """
     if options["name"] == LOADED:
         return dict(options)
-    complete: dict[str, Any] = {}
-    for name, parameter in parameters(find(section, options["name"], table)).items():
-        if parameter.default is not parameter.empty and name not in OF_RUN:
-            complete[name] = parameter.default
-    return complete | dict(options)
+    defaults = {
+        name: parameter.default
+        for name, parameter in parameters(find(section, options["name"], table)).items()
+        if parameter.default is not parameter.empty and name not in OF_RUN
+    }
+    return defaults | dict(options)
 
 
 def with_class_defaults(values: Mapping[str, Any]) -> dict[str, Any]:

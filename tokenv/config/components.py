@@ -83,19 +83,11 @@ class Components:
         return replace(sampling, early_exit=self.early_exit)
 
     @property
-    def num_epochs(self) -> int:
-        """Number of gradient steps on one rollout."""
-        return 1 if self.estimator is None else self.estimator.num_epochs
-
-    @property
-    def head_epochs(self) -> int:
-        """Number of further gradient steps of the policy alone on the encodings of one rollout."""
-        return 0 if self.estimator is None else self.estimator.head_epochs
-
-    @property
     def further_steps(self) -> list[bool]:
         """Further gradient steps on one rollout: whether each is of the policy alone."""
-        return [False] * (self.num_epochs - 1) + [True] * self.head_epochs
+        if self.estimator is None:
+            return []
+        return [False] * (self.estimator.num_epochs - 1) + [True] * self.estimator.head_epochs
 
     @property
     def passes(self) -> Passes:
@@ -117,8 +109,8 @@ class Components:
             frozen=self.frozen,
             relaxed=relaxed,
             pathwise=pathwise,
-            replays=self.num_epochs - 1,
-            head=self.head_epochs,
+            replays=self.further_steps.count(False),
+            head=self.further_steps.count(True),
             early_exit=self._early_exit_flops,
             estimator=estimator,
         )
@@ -132,18 +124,10 @@ class Components:
         flops = 0
         if self.early_exit:
             flops += trained
-        if keys.EARLY_ENTROPY in self._observed:
+        readers = (self.agent, self.sampling.teacher)
+        if any(keys.EARLY_ENTROPY in each.in_keys for each in readers if each is not None):
             flops += FORWARD_FLOPS_PER_PARAMETER
         return flops
-
-    @property
-    def _observed(self) -> set[str]:
-        """Keys which the agent or its teacher reads."""
-        teacher = self.sampling.teacher
-        observed = set(self.agent.in_keys)
-        if teacher is not None:
-            observed.update(teacher.in_keys)
-        return observed
 
     @property
     def _teacher_flops(self) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import io
+import re
 import shlex
 import warnings
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,8 @@ from tokenv.core.errors import UserError
 # more is a mistake or an attack, and would exhaust stack or memory
 MAX_LEVELS, MAX_VALUES = 32, 100_000
 CONFIGURATION_SUFFIXES = (".yaml", ".yml", ".json")
+# but those which stand for typed bytes that are not UTF-8 (PEP 383)
+LONE_SURROGATE = re.compile(r"[\ud800-\udc7f\udd00-\udfff]")
 MAX_INT = 2**1023  # larger whole numbers cannot become floats
 
 
@@ -65,7 +68,7 @@ def _check_one(value: Any, where: str) -> None:
         )
     if isinstance(value, str) and "\0" in value:
         raise UserError(f"{where} = {value[:80]!r}: expected text without NUL characters")
-    if isinstance(value, str) and not _is_text(value):
+    if isinstance(value, str) and LONE_SURROGATE.search(value):
         raise UserError(
             f"{where} = {value[:80]!a}: expected Unicode text; other bytes can come from a file"
         )
@@ -73,15 +76,6 @@ def _check_one(value: Any, where: str) -> None:
         raise UserError(
             f"{where} = {value!r}: expected a number, text, true or false, null, or a list or section of these"
         )
-
-
-def _is_text(value: str) -> bool:
-    """Return whether a text can be encoded: Unicode, or typed bytes which are not UTF-8 (PEP 383)."""
-    try:
-        value.encode(errors="surrogateescape")
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 class _Constructor(SafeConstructor):

@@ -65,11 +65,11 @@ def rates_by_class(
     class_N = codec.classify(symbol_BT[:, 1:].flatten())
     count = torch.bincount(class_N, minlength=len(codec.symbol_classes)).double()
     drawn = torch.bincount(class_N, action_BT[:, 1:].flatten().double(), minlength=len(count))
-    rates = {}
-    for i, name in enumerate(codec.symbol_classes):
-        if count[i] > 0:
-            rates[name] = ((count[i] / count.sum()).item(), (drawn[i] / count[i]).item())
-    return rates
+    return {
+        name: ((count[i] / count.sum()).item(), (drawn[i] / count[i]).item())
+        for i, name in enumerate(codec.symbol_classes)
+        if count[i] > 0
+    }
 
 
 def warn_of_collapse(history: History, imitated: int) -> None:

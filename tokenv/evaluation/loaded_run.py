@@ -43,11 +43,6 @@ class LoadedRun:
     path: Path
     state: RunState
 
-    @property
-    def step(self) -> int:
-        """Number of updates."""
-        return self.state.step
-
 
 @dataclass(frozen=True)
 class Segmentation:

@@ -123,15 +123,8 @@ def draw_curves(
         ``path``.
 
     Raises:
-        ValueError: if ``metrics`` is empty, or the two sequences of a metric differ in length.
         OSError: if the file cannot be written.
     """
-    if not metrics:
-        raise ValueError("no metrics to draw")
-    for name, (x, y) in metrics.items():
-        if len(x) != len(y):
-            raise ValueError(f"metric {name}: {len(x)} positions but {len(y)} values")
-
     panels = [_loss_panel(unit), *_PANELS]
     for panel in _BOUNDARY_PANELS:
         if any(name in metrics for name, _, _ in panel.lines):
@@ -156,8 +149,7 @@ def _draw_panel(
         drawn |= figures.draw_curve(
             axes, metrics[key], label=label, colour=colour, log=panel.log, sparse=sparse
         )
-    axes.set_ylabel(panel.ylabel)
-    axes.set_xlabel("training symbols")
+    axes.set(xlabel="training symbols", ylabel=panel.ylabel)
     if not drawn:
         message = "nothing finite to draw" if recorded else "not recorded"
         axes.text(

@@ -8,7 +8,7 @@ import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -103,25 +103,6 @@ def peak_memory(device: torch.device) -> float:
     return peak_resident_memory()
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Cost of one update: rollout, estimator, and the whole model's backward pass.
-
-    Attributes:
-        seconds: median of the timed updates.
-        fastest: seconds of the fastest one.
-        slowest: seconds of the slowest one.
-        flops: counted FLOPs: see ``tokenv.lm.flops``.
-        memory: peak number of bytes which autograd saves for the backward pass.
-    """
-
-    seconds: float
-    fastest: float
-    slowest: float
-    flops: int
-    memory: int
-
-
 def measure_costs(
     components: Components,
     estimators: Mapping[str, Any],
@@ -130,7 +111,7 @@ def measure_costs(
     rate: float,
     repeats: int,
     progress: bool = False,
-) -> dict[str, Cost]:
+) -> dict[str, dict[str, float]]:
     """Time full updates, all estimators in turn in every round, so that disturbances of the machine affect all alike.
 
     Args:
@@ -140,6 +121,11 @@ def measure_costs(
         rate: tokens per symbol for which FLOPs are counted; the target, so that all are counted alike.
         repeats: number of rounds, after one of warm-up.
         progress: whether to show a bar.
+
+    Returns:
+        By label the cost of one update, which is rollout, estimator and the whole model's backward pass: ``seconds``,
+        median of the timed updates; ``fastest`` and ``slowest`` of them; counted ``flops`` (see ``tokenv.lm.flops``);
+        ``memory``, peak number of bytes which autograd saves for the backward pass.
     """
     variants = {
         label: replace(components, estimator=estimator) for label, estimator in estimators.items()
@@ -155,13 +141,13 @@ def measure_costs(
         updates, repeats, symbol_BN.device, warmup=0, title="timing", progress=progress
     )
     return {
-        label: Cost(
-            seconds=statistics.median(seconds[label]),
-            fastest=min(seconds[label]),
-            slowest=max(seconds[label]),
-            flops=count_flops(variant, batch, rate),
-            memory=memory[label],
-        )
+        label: {
+            "seconds": statistics.median(seconds[label]),
+            "fastest": min(seconds[label]),
+            "slowest": max(seconds[label]),
+            "flops": count_flops(variant, batch, rate),
+            "memory": memory[label],
+        }
         for label, variant in variants.items()
     }
 

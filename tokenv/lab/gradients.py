@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -152,28 +152,10 @@ def true_gradient(problem: GradientProblem, symbols: int = 8192) -> dict[str, Te
     return totals
 
 
-@dataclass(frozen=True)
-class Credit:
-    """Effects of one decision, forced both ways, on the reward j symbols ahead (j = 0 is the first it can affect).
-
-    Attributes:
-        mean: E[R_{i+j+1}(a_i = 1) - R_{i+j+1}(a_i = 0)] in nats.
-        mean_error: standard error of ``mean``.
-        rms: root of the mean squared effect, nats.
-        noise: standard deviation of R_{i+j+1} itself around its mean, nats, which a single reward adds to a credit's
-            variance if nothing is subtracted.
-        pairs: number of decisions with a reward j symbols ahead.
-    """
-
-    mean: list[float]
-    mean_error: list[float]
-    rms: list[float]
-    noise: list[float]
-    pairs: list[int]
-
-
 @torch.no_grad()
-def credit_by_distance(problem: GradientProblem, draws: int, generator: torch.Generator) -> Credit:
+def credit_by_distance(
+    problem: GradientProblem, draws: int, generator: torch.Generator
+) -> dict[str, list[float]]:
     """Force one random decision of every sequence both ways, and compare the rewards which follow.
 
     Later decisions are drawn from the policy, with the same random numbers.
@@ -182,6 +164,12 @@ def credit_by_distance(problem: GradientProblem, draws: int, generator: torch.Ge
         problem: parameters and text.
         draws: number of rollouts.
         generator: generator of positions and noise.
+
+    Returns:
+        For every distance j, in symbols, from the decision to the reward (0 is the first that it can affect): ``mean``,
+        E[R_{i+j+1}(a_i = 1) - R_{i+j+1}(a_i = 0)] in nats, and its standard error ``mean_error``; ``rms``, root of the
+        mean squared effect, in nats; ``noise``, standard deviation of R_{i+j+1} itself around its mean, in nats, which
+        a single reward adds to a credit if nothing is subtracted; ``pairs``, number of decisions with such a reward.
     """
     distances = min(MAX_DISTANCES, problem.symbol_BN.shape[1] - 2)
     pairs = Sampling(num_samples=2, couple=BitFlip().couple)
@@ -203,13 +191,13 @@ def credit_by_distance(problem: GradientProblem, draws: int, generator: torch.Ge
     effect = np.ma.masked_array(torch.cat(effects).numpy(), mask)
     single = np.ma.masked_array(torch.cat(singles).numpy(), mask)
     pairs_J = effect.count(0)
-    return Credit(
-        mean=effect.mean(0).filled(0.0).tolist(),
-        mean_error=(effect.std(0).filled(0.0) / np.sqrt(pairs_J.clip(1))).tolist(),
-        rms=np.sqrt((effect**2).mean(0).filled(0.0)).tolist(),
-        noise=single.std(0).filled(0.0).tolist(),
-        pairs=pairs_J.tolist(),
-    )
+    return {
+        "mean": effect.mean(0).filled(0.0).tolist(),
+        "mean_error": (effect.std(0).filled(0.0) / np.sqrt(pairs_J.clip(1))).tolist(),
+        "rms": np.sqrt((effect**2).mean(0).filled(0.0)).tolist(),
+        "noise": single.std(0).filled(0.0).tolist(),
+        "pairs": pairs_J.tolist(),
+    }
 
 
 class Estimate(NamedTuple):
@@ -217,29 +205,6 @@ class Estimate(NamedTuple):
 
     value: float
     error: float
-
-
-@dataclass(frozen=True)
-class GradientStatistics:
-    """Statistics of an estimator's gradient, from its draws.
-
-    Attributes:
-        variance: trace of the covariance of one draw.
-        noise: variance over the squared norm of the mean: 1 / SNR^2.
-        snr: norm of the mean over the root of the variance.
-        bias: relative bias ``|E g - true| / |true|``.
-        turn: bias of direction alone: ``1 - cos(E g, true)``.
-        cosine: mean cosine of single draws with the true gradient.
-        scale: length of the mean along the true gradient, relative to it; 1 for an unbiased estimator.
-    """
-
-    variance: Estimate
-    noise: Estimate
-    snr: Estimate
-    bias: Estimate
-    turn: Estimate
-    cosine: Estimate
-    scale: Estimate
 
 
 def _signed_root(x: Tensor) -> Tensor:
@@ -298,7 +263,7 @@ def _squared_errors(delete_one: dict[str, Tensor]) -> dict[str, float]:
     }
 
 
-def gradient_statistics(draws: Tensor, reference: Tensor) -> GradientStatistics:
+def gradient_statistics(draws: Tensor, reference: Tensor) -> dict[str, Estimate]:
     """Return bias, variance and direction of an estimator.
 
     Args:
@@ -306,7 +271,11 @@ def gradient_statistics(draws: Tensor, reference: Tensor) -> GradientStatistics:
         reference: gradients of an unbiased estimator [m, d], m >= 3, or the true one, [1, d].
 
     Returns:
-        Values with jackknife standard errors, which include the reference's own.
+        Figures with jackknife standard errors, which include the reference's own: ``variance``, trace of the covariance
+        of one draw; ``noise``, variance over the squared norm of the mean, 1 / SNR^2; ``snr``, norm of the mean over
+        the root of the variance; ``bias``, ``|E g - true| / |true|``; ``turn``, bias of direction alone, ``1 - cos(E g,
+        true)``; ``cosine``, mean cosine of single draws with the true gradient; ``scale``, length of the mean along the
+        true gradient, relative to it, which is 1 for an unbiased estimator.
     """
     assert len(draws) >= 3
     assert len(reference) != 2
@@ -337,9 +306,6 @@ def gradient_statistics(draws: Tensor, reference: Tensor) -> GradientStatistics:
         )
         for name, value in _squared_errors(of_reference).items():
             squared[name] += value
-    return GradientStatistics(
-        **{
-            f.name: Estimate(figures[f.name].item(), math.sqrt(squared[f.name]))
-            for f in fields(GradientStatistics)
-        }
-    )
+    return {
+        name: Estimate(value.item(), math.sqrt(squared[name])) for name, value in figures.items()
+    }

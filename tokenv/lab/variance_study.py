@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from tokenv.core.checkpoints import (
     save_measured_tensors,
     write_json,
 )
-from tokenv.core.conversion import Figure, from_dict
 from tokenv.core.errors import MissingFileError, UserError
 from tokenv.core.expectations import policy_objective
 from tokenv.core.rates import mean_rate
@@ -54,7 +53,7 @@ def run_variance_study(options: VarianceOptions, folder: Path, progress: bool = 
     Returns:
         ``moments``: for each checkpoint ``symbols``, ``bits_per_byte``, ``credit`` and, under ``estimators``, by label
         either ``refused`` (the reason) or ``components`` with value and standard error of every figure of
-        ``GradientStatistics``; ``costs`` by label; ``reference``: how the true gradient was estimated.
+        ``gradient_statistics``; ``costs`` by label; ``reference``: how the true gradient was estimated.
     """
     return VarianceStudy(options, folder, progress).run()
 
@@ -82,38 +81,6 @@ def check_estimators(options: VarianceOptions) -> None:
     )
 
 
-@dataclass(frozen=True)
-class StoredScore:
-    """Score of an estimator at one checkpoint in ``variance.json``; see ``run_variance_study``."""
-
-    unbiased: bool = False
-    refused: str = ""
-    components: dict[str, dict[str, tuple[Figure, Figure]]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        if not self.refused and not self.components:
-            raise UserError("an estimator has neither figures nor a reason why it was refused")
-
-
-@dataclass(frozen=True)
-class StoredMoment:
-    """Entry of one checkpoint in ``variance.json``; see ``run_variance_study``."""
-
-    symbols: int
-    bits_per_byte: Figure | None
-    estimators: dict[str, StoredScore]
-    credit: dict[str, list[Figure]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class StoredResult:
-    """Contents of ``variance.json``; see ``run_variance_study``."""
-
-    moments: list[StoredMoment]
-    costs: dict[str, dict[str, Figure]]
-    reference: str = ""
-
-
 class VarianceStudy:
     """A study whose results are kept in a folder; see ``run_variance_study`` for the arguments.
 
@@ -131,22 +98,7 @@ class VarianceStudy:
         folder.mkdir(parents=True, exist_ok=True)
         self.result: Result = {"moments": [], "costs": {}}
         if self._path.is_file():
-            self.result = self._read_result()
-
-    def _read_result(self) -> Result:
-        """Read and check the results so far.
-
-        Raises:
-            UserError: they are damaged, or another study's.
-        """
-        result = read_json(self._path, self._identity)
-        try:
-            from_dict(StoredResult, result)
-        except UserError as error:
-            raise UserError(
-                f"{self._path} holds no results of a study: {error}: delete it"
-            ) from None
-        return result
+            self.result = read_json(self._path, self._identity)
 
     def run(self) -> Result:
         """Measure all that is missing, and return the results."""
@@ -240,9 +192,7 @@ class VarianceStudy:
             self._save()
         if "credit" not in entry and options.credit_draws:
             generator = problem.generator(options.noise_seed + 1)
-            entry["credit"] = asdict(
-                gradients.credit_by_distance(problem, options.credit_draws, generator)
-            )
+            entry["credit"] = gradients.credit_by_distance(problem, options.credit_draws, generator)
             self._save()
 
     def reference_gradients(
@@ -276,8 +226,7 @@ class VarianceStudy:
         _warm_up(options, problem, estimator)
         draws = self.draw_gradients(problem, estimator, options.draws, options.noise_seed + 3)
         components = {
-            name: asdict(gradients.gradient_statistics(draws[name], reference[name]))
-            for name in COMPONENTS
+            name: gradients.gradient_statistics(draws[name], reference[name]) for name in COMPONENTS
         }
         return {"unbiased": estimator.unbiased, "components": components}
 
@@ -300,7 +249,7 @@ class VarianceStudy:
         if all(each.label in self.result["costs"] for each in timed):
             return
         estimators = {each.label: _build(options, symbol_BN.device, each) for each in timed}
-        costs = measure_costs(
+        self.result["costs"] = measure_costs(
             components,
             estimators,
             symbol_BN,
@@ -308,7 +257,6 @@ class VarianceStudy:
             repeats=options.timings,
             progress=self._progress,
         )
-        self.result["costs"] = {label: asdict(cost) for label, cost in costs.items()}
         self._save()
 
     def _save(self) -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +42,10 @@ class ModelCache:
     """
 
     def __init__(self, runs: Sequence[str], which: str) -> None:
-        self._models: OrderedDict[Path, Model] = OrderedDict()  # the most recently used is the last
-        self._capacity = CACHED_MODELS + len(runs)
+        self._of_defaults: dict[Path, Model] = {}
+        self._load = lru_cache(CACHED_MODELS)(
+            lambda path: Model(load_run(str(path), fall_back=False))
+        )
         self.defaults: dict[str, str] = {}
         self.configs: dict[str, Config] = {}
         self.folders = {escape(run): run for run in runs}
@@ -51,7 +53,7 @@ class ModelCache:
             trained = load_run(folder, which)
             self.defaults[run] = trained.path.name
             self.configs[run] = trained.config
-            self._models[trained.path] = Model(trained)
+            self._of_defaults[trained.path] = Model(trained)
 
     def _checkpoints(self, run: str) -> list[dict[str, Any]]:
         """List the intact checkpoints of a run, oldest first; they change while training continues.
@@ -93,12 +95,7 @@ class ModelCache:
             raise MissingFileError(
                 f"{run} has no checkpoint {name!r} any more: reload the page to see which there are"
             )
-        if path not in self._models:
-            self._models[path] = Model(load_run(str(path), fall_back=False))
-        self._models.move_to_end(path)
-        while len(self._models) > self._capacity:
-            self._models.popitem(last=False)
-        return self._models[path]
+        return self._of_defaults.get(path) or self._load(path)
 
     def as_list(self) -> list[dict[str, Any]]:
         """Return all runs with their checkpoints, for JSON."""

@@ -154,7 +154,7 @@ class Model:
             to_bytes(text),
             EvalOptions(**options),
         )
-        return Spans(segmentation, self._trained.step)
+        return Spans(segmentation, self._trained.state.step)
 
     @overload
     def tokens(self, text: One, **options: Unpack[Keywords]) -> list[bytes]: ...
@@ -177,7 +177,7 @@ class Model:
             list(map(to_bytes, text)),
             EvalOptions(**options),
         )
-        return [Spans(each, self._trained.step).tokens for each in segmentations]
+        return [Spans(each, self._trained.state.step).tokens for each in segmentations]
 
     def offsets(self, text: One, **options: Unpack[Keywords]) -> np.ndarray[Any, Any]:
         """Return the offsets at which the tokens of a text end, the last of which is its end.

@@ -110,7 +110,9 @@ def optimizer_flops(config: TrainConfig, components: Components) -> int:
     for name, parameter in components.named_parameters().items():
         count = _muon_matrices(config, name, parameter)
         if count:
-            steps = components.num_epochs if name.startswith("lm.down.") else 1
+            steps = 1
+            if name.startswith("lm.down."):
+                steps += components.further_steps.count(False)
             total += (
                 steps * count * orthogonalize_flops(parameter.shape[0] // count, parameter.shape[1])
             )

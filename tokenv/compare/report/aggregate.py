@@ -184,9 +184,10 @@ def _describe_compute(comparison: Comparison) -> list[str]:
     if comparison.equal_flops:
         return []
     spent = comparison.means.flops.sort_values()
-    ends = []
-    for name in (spent.index[0], spent.index[-1]):
-        ends.append(f"{format_number(spent[name], '.3g')} ({escape_line(name)})")
+    ends = [
+        f"{format_number(spent[name], '.3g')} ({escape_line(name)})"
+        for name in (spent.index[0], spent.index[-1])
+    ]
     limit = format_number(100 * UNEQUAL, ".0f")
     warning = f"Warning: FLOPs differ by more than {limit}%, from {ends[0]} to {ends[1]}; no verdict accounts for that."
     at_equal = find_losses_at_equal_flops(comparison)

@@ -86,9 +86,10 @@ def comparison_page(comparison: Comparison, pictures: Mapping[str, Picture]) -> 
     unit = comparison.unit_in_words
     both_ways = comparison.both_ways
     matrix = report_tables.difference_matrix("", (names, names), both_ways, unit, explain=True)
-    sections = []
-    for section in kind_report(comparison).sections(pictures):
-        sections.append(_render_section(comparison, section))
+    sections = [
+        _render_section(comparison, section)
+        for section in kind_report(comparison).sections(pictures)
+    ]
 
     def colour_passage(index: int) -> list[tuple[Any, ...]]:
         def show(method: ComparedMethod) -> list[tuple[str, str, str]]:
@@ -208,24 +209,20 @@ def embed(picture: Picture) -> dict[str, str]:
 
 def summary_columns(comparison: Comparison) -> list[Column]:
     """Return what the summary shows and writes of a protocol's methods."""
-    columns = [
+    f1_header = ""
+    if find_true_boundaries(comparison) is not None:
+        f1_header = "F1"
+    return [
         Column("seeds", file="seeds"),
         Column("loss", f"{comparison.unit_in_words} ± seeds", error="seed_error", file="loss"),
         Column("seed_error", file="seed_error"),
         Column("rank", "rank", ".1f", file="rank"),
-    ]
-    f1_header = ""
-    if find_true_boundaries(comparison) is not None:
-        f1_header = "F1"
-    columns += [
-        Column(key, file=key) for key in ("area", "boundary_rate", "loss_raw", "boundary_rate_raw")
-    ]
-    columns += [
+        *(Column(key, file=key) for key in METRICS[:4]),
         Column("f1", f1_header, ".2f", file="f1"),
         Column("flops", "FLOPs", ".2e", file="flops"),
         Column("seconds", "seconds", ",.0f", file="seconds"),
+        *(Column(key, file=key) for key in OF_DIFFERENCE),
     ]
-    return columns + [Column(key, file=key) for key in OF_DIFFERENCE]
 
 
 def summary_table(comparison: Comparison, reference: str) -> Table:
@@ -239,12 +236,13 @@ def summary_table(comparison: Comparison, reference: str) -> Table:
     """
     names = [method.name for method in comparison.methods]
     truth = find_true_boundaries(comparison)
-    frame = comparison.means.reindex(index=names, columns=METRICS)
-    frame["seeds"] = [len(method.runs) for method in comparison.methods]
-    frame["loss"] = [method.loss for method in comparison.methods]
-    frame["seed_error"] = [method.seed_error for method in comparison.methods]
-    frame["rank"] = rank_by_seed(comparison).mean(axis=1)
-    frame["f1"] = [comparison.mean(name, f"{truth} f1") for name in names]
+    frame = comparison.means.reindex(index=names, columns=METRICS).assign(
+        seeds=[len(method.runs) for method in comparison.methods],
+        loss=[method.loss for method in comparison.methods],
+        seed_error=[method.seed_error for method in comparison.methods],
+        rank=rank_by_seed(comparison).mean(axis=1),
+        f1=[comparison.mean(name, f"{truth} f1") for name in names],
+    )
     both_ways = comparison.both_ways
     pairs = [(name, reference) for name in names if (name, reference) in both_ways]
     tested = tabulate_differences({pair: both_ways[pair] for pair in pairs})
@@ -345,9 +343,10 @@ def summary_page(
                 "pictures": pictures,
             }
         )
-    sections = []
-    for summaries in _collect_summaries(comparisons).values():
-        sections.append(_show_summaries(summaries, comparisons))
+    sections = [
+        _show_summaries(summaries, comparisons)
+        for summaries in _collect_summaries(comparisons).values()
+    ]
     return render(
         "compare/report/summary.html.jinja",
         title=f"{len(comparisons)} protocols",

@@ -307,8 +307,7 @@ def _draw_lengths(comparison: Comparison) -> Picture | None:
 
     def finish(axes: Axes) -> None:
         label = f"{words.symbol}s of a {words.token} ({last}: that many or more)"
-        axes.set(xlabel=label, ylabel=f"share of {words.tokens}")
-        axes.set_ylim(0, 1.1 * top)
+        axes.set(xlabel=label, ylabel=f"share of {words.tokens}", ylim=(0, 1.1 * top))
         axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
     caption = f"Length of {words.tokens} on held-out {words.data}, mean over the seeds."
@@ -323,9 +322,10 @@ def draw_rates(comparison: Comparison) -> Picture | None:
         return None
     rates = comparison.rates[comparison.rates.compared]
     columns = ["flops", "loss", "lowest", "highest"]
-    curves = {}
-    for name, rows in rates.groupby("method", sort=False):
-        curves[name] = Band(*rows[columns].to_numpy().T)
+    curves = {
+        name: Band(*rows[columns].to_numpy().T)
+        for name, rows in rates.groupby("method", sort=False)
+    }
     trained = {method.name: method.runs[0].config.rate for method in comparison.methods}
     rings = [row for row in rates.itertuples() if row.target_rate == trained[row.method]]
     colours = {name: style.colour for name, style in assign_styles(comparison).items()}

@@ -91,11 +91,12 @@ def methods_table(comparison: Comparison) -> Table:
     methods = sort_methods(comparison)
     words = comparison.words
     unit = comparison.unit
-    frame = _means(comparison)
+    frame = _means(comparison).assign(
+        seeds=[len(method.runs) for method in methods],
+        each_seed=[_show_losses(method) for method in methods],
+    )
     for key in ("loss", "seed_error", "document_error", "reads_ahead"):
         frame[key] = [getattr(method, key) for method in methods]
-    frame["seeds"] = [len(method.runs) for method in methods]
-    frame["each_seed"] = [_show_losses(method) for method in methods]
     columns = [
         Column("seeds", file="seeds"),
         Column("loss", f"{comparison.unit_in_words} ± seeds", error="seed_error", file=unit),
@@ -199,8 +200,10 @@ def boundaries_table(comparison: Comparison) -> Table:
         frame["bytes_per_token"] = 1 / frame.boundary_rate.where(frame.boundary_rate > 0)
         frame["tokens"] = [_frequent_tokens(method) for method in sort_methods(comparison)]
         frame["whitespace f1"] = [comparison.mean(name, "whitespace f1") for name in frame.index]
-        columns.append(Column("bytes_per_token", "bytes per token", ".2f"))
-        columns.append(Column("whitespace f1", "F1 with whitespace", ".3f"))
+        columns = [
+            Column("bytes_per_token", "bytes per token", ".2f"),
+            Column("whitespace f1", "F1 with whitespace", ".3f"),
+        ]
         for name in classes:
             share = format_number(100 * finite_mean(comparison.runs[f"share of {name}"]), ".0f")
             columns.append(Column(f"boundaries after {name}", f"{name} ({share}%)", ".3f"))
@@ -427,10 +430,10 @@ def _tabulate_pairs(comparison: Comparison) -> pd.DataFrame:
     pairs["flops_ratio"] = [
         spent[first] / spent[second] for first, second in comparison.differences
     ]
-    sentences = []
-    for pair, difference in comparison.differences.items():
-        sentences.append(describe_difference(*pair, difference, comparison.unit_in_words))
-    pairs["sentence"] = sentences
+    pairs["sentence"] = [
+        describe_difference(*pair, difference, comparison.unit_in_words)
+        for pair, difference in comparison.differences.items()
+    ]
     return pairs
 
 
