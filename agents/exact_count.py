@@ -286,11 +286,14 @@ class ConditionalBernoulli(Policy):
         log_odds = self._log_odds(observation)
         return log_odds, log_elementary_symmetric(log_odds, self.count - 1)[..., 1:, :]
 
-    def _distribution(
-        self, observation: TensorDictBase, log_odds: Tensor, after: Tensor, left: Tensor
+    def _distribution_given(
+        self, observation: TensorDictBase, log_odds: Tensor, after: Tensor, action: Tensor
     ) -> BoundaryDistribution:
-        """Return the distribution of every decision given all earlier ones: ``left`` boundaries are left, [.., T]."""
+        """Return the distribution of every decision, given all earlier ones of ``action``, [.., T]."""
         decision_mask = observation[keys.DECISION_MASK]
+        total = decision_mask.sum(-1, keepdim=True).clamp(max=self.count - 1)
+        drawn = action * decision_mask
+        left = (total - (drawn.cumsum(-1) - drawn)).clamp(min=0)  # 0 if more were drawn
         remaining = decision_mask.flip(-1).cumsum(-1).flip(-1)
         free = decision_mask & (left > 0) & (left < remaining)
         logits = torch.where(free, decision_logits(log_odds, after, left), 0.0)
@@ -298,12 +301,6 @@ class ConditionalBernoulli(Policy):
         return BoundaryDistribution(
             logits, free, torch.where(decision_mask, forced, forced_action(observation))
         )
-
-    def _left(self, observation: TensorDictBase, action: Tensor) -> Tensor:
-        """Return the boundaries which are left to draw at each position; 0 if more were drawn than the count."""
-        total = observation[keys.DECISION_MASK].sum(-1, keepdim=True).clamp(max=self.count - 1)
-        drawn = action * observation[keys.DECISION_MASK]
-        return (total - (drawn.cumsum(-1) - drawn)).clamp(min=0)
 
     def draw(self, observation: TensorDictBase, noise: Tensor) -> TensorDict:
         """Draw all boundaries, one position after the other, because the count so far matters."""
@@ -328,11 +325,6 @@ class ConditionalBernoulli(Policy):
             left = left - action * decision_mask[..., i]
             actions.append(action)
         return torch.stack(actions, -1)
-
-    def _distribution_given(
-        self, observation: TensorDictBase, log_odds: Tensor, after: Tensor, action: Tensor
-    ) -> BoundaryDistribution:
-        return self._distribution(observation, log_odds, after, self._left(observation, action))
 
     def score(self, observation: TensorDictBase, action: Tensor) -> TensorDict:
         """Return the outputs for given boundaries, int64 [.., B, T], in parallel.

@@ -6,7 +6,7 @@ from abc import abstractmethod
 
 import torch
 from tensordict import TensorDict, TensorDictBase
-from torch import Tensor
+from torch import Tensor, nn
 
 from tokenv.agents.base import (
     Agent,
@@ -156,7 +156,6 @@ class Entropy(Rule):
     """
 
     in_keys = [keys.EARLY_ENTROPY, keys.POSITION, keys.DECISION_MASK]
-    theta: Tensor
 
     def __init__(self, rate: float = 0.2, mode: str = "global", momentum: float = 0.9) -> None:
         super().__init__()
@@ -173,7 +172,7 @@ class Entropy(Rule):
         self.rate = rate
         self.mode = mode
         self.momentum = momentum
-        self.register_buffer("theta", torch.tensor(math.inf))
+        self.theta: Tensor = nn.Buffer(torch.tensor(math.inf))
 
     def _value(self, observation: Observation) -> Tensor:
         value = observation.get(keys.EARLY_ENTROPY, None)

@@ -146,10 +146,8 @@ class ShrunkLeaveOneOut(LeaveOneOutSamples):
         if not 0 <= decay < 1:
             raise ValueError(f"decay = {decay}: expected a number in [0, 1), such as 0.95")
         self.decay = decay
-        self.product: Tensor
-        self.square: Tensor
-        self.register_buffer("product", torch.zeros(()))
-        self.register_buffer("square", torch.zeros(()))
+        self.product: Tensor = nn.Buffer(torch.zeros(()))
+        self.square: Tensor = nn.Buffer(torch.zeros(()))
 
     @property
     def beta(self) -> Tensor:
@@ -245,10 +243,8 @@ class MovingAverage(Stage):
         if not 0 <= decay < 1:
             raise ValueError(f"decay = {decay}: expected a number in [0, 1), such as 0.95")
         self.decay = decay
-        self.mean_T: Tensor
-        self.weight_T: Tensor
-        self.register_buffer("mean_T", torch.zeros(seq_len - 1))
-        self.register_buffer("weight_T", torch.zeros(seq_len - 1))
+        self.mean_T: Tensor = nn.Buffer(torch.zeros(seq_len - 1))
+        self.weight_T: Tensor = nn.Buffer(torch.zeros(seq_len - 1))
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Centre ``advantage``: [.., T]; in training mode, then update the running mean."""
@@ -290,8 +286,7 @@ class _RewardCritic(Stage):
         if warmup < 0:
             raise ValueError(f"warmup = {warmup}: expected 0 or more rollouts")
         self.warmup = warmup
-        self.rollouts_done: Tensor
-        self.register_buffer("rollouts_done", torch.zeros((), dtype=torch.long))
+        self.rollouts_done: Tensor = nn.Buffer(torch.zeros((), dtype=torch.long))
 
     @abstractmethod
     def _predicted_reward(self, tensordict: TensorDictBase) -> Tensor:

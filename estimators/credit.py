@@ -3,7 +3,7 @@
 import torch
 import torch.nn.functional as F
 from tensordict import TensorDictBase
-from torch import Tensor
+from torch import Tensor, nn
 
 from tokenv.core import keys
 from tokenv.core.rewards import relative_log_likelihood
@@ -142,8 +142,7 @@ class BoundaryCredit(Stage):
         self.gamma = gamma
         self.boundaries = boundaries
         self.anneal = anneal
-        self.rollouts_done: Tensor
-        self.register_buffer("rollouts_done", torch.zeros((), dtype=torch.long))
+        self.rollouts_done: Tensor = nn.Buffer(torch.zeros((), dtype=torch.long))
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
         """Write ``advantage``: [.., T] in nats; in training mode, count the rollout."""

@@ -224,8 +224,7 @@ class _Proposal(Stage):
             raise ValueError(f"rollouts = {rollouts}: expected None or 0 or more")
         self.rate = rate
         self.rollouts = rollouts
-        self.rollouts_done: Tensor
-        self.register_buffer("rollouts_done", torch.zeros((), dtype=torch.long))
+        self.rollouts_done: Tensor = nn.Buffer(torch.zeros((), dtype=torch.long))
 
     def _on_policy(self) -> bool:
         return self.rollouts is not None and int(self.rollouts_done) >= self.rollouts

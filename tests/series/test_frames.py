@@ -229,6 +229,16 @@ def test_mistakes_are_reported(model):
             {"freq": 2},
             "freq = 2 does not follow 2024-01-30 .* a frequency of pandas for dates",
         ),
+        (
+            frame.assign(ds=range(len(frame))),
+            {"freq": "D"},
+            "follow 0: it is a number: expected a step",
+        ),
+        (
+            frame.assign(ds=range(len(frame))),
+            {"freq": "B"},
+            "follow 0: it is a number: expected a step",
+        ),
         (frame, {"freq": "h"}, "is not 2024-01-30 01:00:00, one step of freq = 'h' after that of"),
     ]
     for each, options, message in cases:

@@ -305,8 +305,7 @@ def _parse_flags(name: str, arguments: list[str]) -> dict[str, Any]:
 def _match_usage(experiment: Experiment, arguments: list[str]) -> dict[str, Any] | None:
     """Return the flags of a command line by name; None if it does not follow Sacred's grammar."""
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # our message says what docopt warns of
+        with warnings.catch_warnings(action="ignore"):  # our message says what docopt warns of
             flags: dict[str, Any] = docopt(experiment.get_usage()[2], arguments, default_help=False)
     except DocoptExit:
         return None

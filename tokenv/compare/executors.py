@@ -216,8 +216,7 @@ def _create_submitit_executor(file: Path, folder: Path, ranks: int) -> submitit.
         parameters.setdefault("gpus_per_node", ranks)
     own = {key: parameters.pop(key) for key in full if key.partition("_")[2] in CONSTRUCTOR_KEYS}
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
+        with warnings.catch_warnings(action="error"):
             executor = submitit.AutoExecutor(folder, cluster=cluster, **own)
             executor.update_parameters(**{"name": "tokenv", **parameters})
     except (RuntimeError, ValueError, TypeError, NameError, AssertionError, Warning) as error:

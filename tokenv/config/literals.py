@@ -182,8 +182,8 @@ def _literal(text: str, key: str) -> Any:
     if text in YAML_WORDS:
         return YAML_WORDS[text]
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SyntaxWarning)  # of a backslash, which may be of a path
+        # of a backslash, which may be of a path
+        with warnings.catch_warnings(action="ignore", category=SyntaxWarning):
             return ast.literal_eval(text)
     except (RecursionError, MemoryError):
         raise UserError(

@@ -99,9 +99,7 @@ def find(kind: str, name: str, table: Registry, key: str = "") -> Callable[..., 
         target_object = import_object(target)
     except (Exception, SystemExit) as error:  # importing a module may raise anything
         reason = f"{type(error).__name__}: {error}".removeprefix("ModuleNotFoundError: ")
-        if getattr(error, "name", None) in ("agents", "estimators"):
-            reason += f" (it is called tokenv.{error.name} now)"  # type: ignore[union-attr]
-        elif isinstance(error, ModuleNotFoundError) and module.split(".")[0] == error.name:
+        if isinstance(error, ModuleNotFoundError) and module.split(".")[0] == error.name:
             reason += (
                 f": for {error.name}.py in the current folder write PYTHONPATH=. before the command"
             )

@@ -61,8 +61,7 @@ def _library_files() -> dict[str, Path]:
 
 
 def _docstrings(path: Path) -> str:
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # warnings about the library's own sources
+    with warnings.catch_warnings(action="ignore"):  # of the library's own sources
         try:
             tree = ast.parse(path.read_bytes())
         except (SyntaxError, ValueError):  # the library holds some broken files on purpose

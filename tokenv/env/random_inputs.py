@@ -31,10 +31,7 @@ def couple_noise(
     """
     device = decision_mask_BT.device
     group = current_group() if noise is None else SINGLE_PROCESS
-    if generator is None:
-        source = device
-    else:
-        source = generator.device
+    source = getattr(generator, "device", device)
     if noise is None:
         rows, steps = decision_mask_BT.shape
         shape = [rows * group.size, steps]
@@ -76,10 +73,7 @@ def sample_target_rates(
     """
     if not isinstance(rates, RateRange):
         return torch.full((rows,), rates, device=device)
-    if generator is None:
-        source = device
-    else:
-        source = generator.device
+    source = getattr(generator, "device", device)
     uniform = torch.rand(
         rows * current_group().size,
         device=source,

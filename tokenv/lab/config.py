@@ -185,8 +185,7 @@ def parse(text: str, gamma: float) -> Specification:
     """
     label = text.replace("GAMMA", f"{gamma:g}")
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SyntaxWarning)
+        with warnings.catch_warnings(action="ignore", category=SyntaxWarning):
             # package.module:Class is not valid Python
             tree = ast.parse(label.replace(":", "."), mode="eval").body
         call = tree if isinstance(tree, ast.Call) else ast.Call(tree, [], [])

@@ -26,12 +26,10 @@ class ElapsedEmbedding(nn.Module):
         width: model width D.
     """
 
-    start: Tensor
-
     def __init__(self, width: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(CLASSES, width))
-        self.register_buffer("start", torch.tensor(CLASS_STARTS), persistent=False)
+        self.start: Tensor = nn.Buffer(torch.tensor(CLASS_STARTS), persistent=False)
 
     def forward(self, elapsed: Tensor) -> Tensor:
         """Embed in the parameters' precision: int64 [..] -> [.., D]."""

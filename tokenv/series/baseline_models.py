@@ -105,8 +105,8 @@ def find_season(series: Sequence[Series], longest: int) -> int:
         for value_L in each.value_LC[: each.borders.train].T:
             correlation_SK.append(_autocorrelation(np.diff(value_L), longest))
     steps = max((each.borders.train for each in series), default=0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # lags for which no series is long enough
+    # of lags for which no series is long enough
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
         correlation_K = np.nanmean(correlation_SK, 0)
     noise = 1 / np.sqrt(max(steps, 1))
     threshold = max(MIN_AUTOCORRELATION, 4 * noise)

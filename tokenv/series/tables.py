@@ -468,10 +468,13 @@ def _check_frequency(cells: Sequence[DateCell], freq: Frequency) -> None:
     """
     step = _offset(freq)
     dates = [cell.date for cell in cells]
-    if step == pd.offsets.BusinessDay() and _are_business_days(dates):
-        return
+    is_calendar = isinstance(step, pd.offsets.BaseOffset)
     try:
-        if isinstance(step, pd.offsets.BaseOffset):
+        if is_calendar and isinstance(dates[0], int | float):
+            raise TypeError("it is a number")
+        if step == pd.offsets.BusinessDay() and _are_business_days(dates):
+            return
+        if is_calendar:
             dates = [pd.Timestamp(each) for each in dates]
         expected = _add_steps(dates[0], step, len(dates) - 1)
     except (TypeError, ValueError, OverflowError) as error:
@@ -566,9 +569,8 @@ def _date_step(dates: Sequence[Any]) -> Any:
 def _calendar_frequency(dates: Sequence[Any]) -> str | None:
     """Return the name of the calendar's unit by which dates follow one another; None if there is none."""
     try:
-        with warnings.catch_warnings():
-            # pandas 3.1 announces that 4 will return an offset, which works, too
-            warnings.simplefilter("ignore")
+        # pandas 3.1 announces that 4 will return an offset, which works, too
+        with warnings.catch_warnings(action="ignore"):
             return pd.infer_freq(pd.DatetimeIndex(dates))
     except (ValueError, OverflowError, TypeError):  # outside of pandas' range
         return None

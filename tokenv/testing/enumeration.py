@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -171,33 +170,20 @@ class Enumeration:
 
     def joint_bias(self, estimator: Any) -> float:
         """Return the relative error of the expected gradient over all boundaries of all samples."""
+        texts = self.shape.texts
+        digits = self.samples * texts
+        place_D = self.count ** torch.arange(digits)
         mean = torch.zeros((), dtype=torch.float64)
-        for index_XKB in self._combinations():
-            weight_X = self._weight(index_XKB)
+        for number_X in torch.arange(self.count**digits).split(CHUNK):
+            index_XD = number_X[:, None] // place_D % self.count
+            index_XKB = index_XD.view(-1, self.samples, texts)
+            weight_X = self.prob_CB[index_XKB, torch.arange(texts)].flatten(1).prod(1)
             index_XKB = index_XKB[weight_X > 0]
             loss_XKB = self.losses(estimator, self.batch(index_XKB, estimator))
             loss = (weight_X[weight_X > 0] * loss_XKB.sum((1, 2))).sum() / self.samples
             mean = mean + self.problem.gradient(loss)
-        return self._distance(
-            mean, self.true_gradient(torch.ones(self.shape.texts, dtype=torch.float64))
-        )
-
-    def _weight(self, index_XKB: Tensor) -> Tensor:
-        """Return the probability of each combination, [X]."""
-        prob_XKB = self.prob_CB[index_XKB, torch.arange(self.shape.texts)]
-        return prob_XKB.flatten(1).prod(1)
-
-    def _combinations(self) -> Iterator[Tensor]:
-        """Yield the numbers of the boundaries of all samples of all texts, some combinations at a time: [X, K, B]."""
-        digits = self.samples * self.shape.texts
-        place_D = self.count ** torch.arange(digits)
-        for number_X in torch.arange(self.count**digits).split(CHUNK):
-            index_XD = number_X[:, None] // place_D % self.count
-            yield index_XD.view(-1, self.samples, self.shape.texts)
-
-    @staticmethod
-    def _distance(gradient: Tensor, true: Tensor) -> float:
-        return float((gradient - true).norm() / true.norm())
+        true = self.true_gradient(torch.ones(texts, dtype=torch.float64))
+        return float((mean - true).norm() / true.norm())
 
 
 def has_state(estimator: Any) -> bool:

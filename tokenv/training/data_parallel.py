@@ -33,7 +33,7 @@ from tokenv.core.distributed import SINGLE_PROCESS, Group, shard_like
 from tokenv.core.sequences import SequenceBatch
 from tokenv.data.stream import Streams
 from tokenv.training.optimizers import make_optimizer
-from tokenv.training.process_group import Ranks
+from tokenv.training.process_group import TIMEOUT, Ranks
 
 BUCKET_SIZE = 2**25  # gradient entries sent at a time
 
@@ -75,7 +75,9 @@ class DataParallelGroup:
         for first in range(0, ranks.size, assignment.members):
             members = list(range(first, first + assignment.members))
             handle = (
-                dist.new_group(members) if len(members) < ranks.size else ranks.device_group.handle
+                dist.new_group(members, timeout=TIMEOUT)
+                if len(members) < ranks.size
+                else ranks.device_group.handle
             )
             if ranks.rank in members:
                 pass_group = Group(ranks.rank - first, len(members), handle)

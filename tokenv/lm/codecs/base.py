@@ -5,6 +5,7 @@ The U-Net itself does not depend on bytes. Another kind of sequence needs anothe
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -271,20 +272,18 @@ def make_head(codec: Codec, width: int) -> Linear:
     return Linear(width, codec.num_parameters)
 
 
+# a byte, as a character of Latin-1, is of the first class whose test it passes
+BYTE_CLASSES: dict[str, Callable[[str], bool]] = {
+    "UTF-8 lead": lambda character: character >= "\xc0",
+    "UTF-8 continuation": lambda character: character >= "\x80",
+    "line break": lambda character: character == "\n",
+    "space": lambda character: character in " \t",
+    "digit": str.isdigit,
+    "letter": str.isalpha,
+    "punctuation": str.isprintable,
+    "control": lambda character: True,
+}
+
+
 def _byte_class(byte: int) -> str:
-    character = chr(byte)
-    if byte >= 0xC0:
-        return "UTF-8 lead"
-    if byte >= 0x80:
-        return "UTF-8 continuation"
-    if character == "\n":
-        return "line break"
-    if character in " \t":
-        return "space"
-    if character.isdigit():
-        return "digit"
-    if character.isalpha():
-        return "letter"
-    if character.isprintable():
-        return "punctuation"
-    return "control"
+    return next(name for name, holds in BYTE_CLASSES.items() if holds(chr(byte)))
