@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import Any
 
 from tokenv.cli.command_registry import COMMANDS, load_command
-from tokenv.cli.usage import WORDS
 from tokenv.config import registry
 from tokenv.config.field_docs import Key, describe, keys_of, meanings
 from tokenv.config.files import load_yaml, named_configs
@@ -53,6 +52,12 @@ REGISTRIES = {
 }
 # what tokenv list shows of registries
 LISTED = {**REGISTRIES, "data": DATA, "callbacks": CALLBACKS}
+WORDS = {  # which commands without keys take
+    "lm-eval": "the flags of lm-evaluation-harness, such as --model tokenv --model_args run=runs/7 --tasks piqa",
+    "check": "NAME or module:name, options of its constructor as key=value, and kind=SECTION if several have the name",
+    "list": "[KIND [NAME]], such as agents learned",
+    "completion": "bash, zsh or fish",
+}
 SHELLS = ("bash", "zsh", "fish")
 WITH_CONFIGS = ("train", "compare", "variance", "bench")
 RUN_KEYS = ("run", "resume", "init_from", "agent.pretrained")

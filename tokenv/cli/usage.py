@@ -14,12 +14,6 @@ FUNCTIONS = {  # commands which take words, and leave no record
     "list": "tokenv.cli.help:list_names",
     "completion": "tokenv.cli.help:print_completion",
 }
-WORDS = {  # which they take
-    "lm-eval": "the flags of lm-evaluation-harness, such as --model tokenv --model_args run=runs/7 --tasks piqa",
-    "check": "NAME or module:name, options of its constructor as key=value, and kind=SECTION if several have the name",
-    "list": "[KIND [NAME]], such as agents learned",
-    "completion": "bash, zsh or fish",
-}
 EXAMPLES = """\
   tokenv train with resume=runs/7         resume run 7 where it stopped
   tokenv train --help                     list all keys: meaning, default, range; the same for every command
