@@ -8,7 +8,7 @@ import pytest
 DOCS = Path(__file__).parents[1] / "docs"
 
 
-@pytest.mark.parametrize("name", ["results.md", "released.md"])
+@pytest.mark.parametrize("name", ["results.md", "released.md", "bench.md"])
 def test_tables_are_those_of_the_runs(name: str) -> None:
     script = runpy.run_path(str(DOCS / "results" / "tables.py"))
     fill = script["fill"]

@@ -1,4 +1,4 @@
-"""Write the tables of docs/results.md and docs/released.md, and two pictures, from the runs beside this file.
+"""Write the tables of docs/results.md, docs/released.md and docs/bench.md, and two pictures, from stored figures.
 
     python docs/results/tables.py
 
@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 from matplotlib.figure import Figure
+from scipy import stats
 
 from tokenv.compare.robust_statistics import student_interval
 from tokenv.compare.score_statistics import Difference, compare_scores
@@ -18,6 +19,7 @@ from tokenv.plotting.figures import save_png
 from tokenv.plotting.theme import BLUE, GREEN, ORANGE, PINK, with_error
 
 FOLDER = Path(__file__).parent
+DOCS = FOLDER.parent
 REFERENCE = "learned, whitespace first"
 NO_TOKENS = 0.01  # boundaries per byte of a transformer, whose one token is the first byte
 BASELINE = "baseline"
@@ -30,6 +32,16 @@ RELEASED = {
     "window 0": (0.196, 1.51, 0.99),
     "no rate loss": (1.0, 1.39, 1.0),
 }
+# Methods of docs/bench.md which have another name in the laboratory's table; a window's suffix has no part in it.
+LABORATORY = {
+    "early_exit": "early_exit(gamma=0.8)",
+    "rloo": "rloo(reward_only=True)",
+    "rloo K=4": "rloo(num_samples=4, reward_only=True)",
+    "off_policy": "off_policy(rollouts=None)",
+    "reinpatch": "reinpatch(gamma=0.8)",
+    "branch": "branch(positions=16)",
+}
+STRAIGHT_THROUGH = ("straight", "gumbel", "reinmax", "gumbel_rao")
 COLOURS = {"whitespace first": BLUE, "no imitation": ORANGE, "books": GREEN}
 FLOPS = {  # of a training, attention included, by the models' width and budget
     64: {"2 MB": 1.73e12, "6 MB": 5.2e12},
@@ -218,6 +230,57 @@ def interval(loss: pd.Series) -> float:
     return half
 
 
+def laboratory_costs(methods: pd.Index) -> pd.Series:
+    """Return noise × FLOPs of those methods which the laboratory has measured, relative to `reinforce`.
+
+    It is the geometric mean over the checkpoints, of the gradient with respect to the logits.
+    """
+    figures = pd.read_csv(DOCS / "variance.csv")
+    figures = figures[figures["component"] == "logits"]
+    products = (figures["noise"] * figures["flops"]).groupby(figures["estimator"])
+    costs = products.apply(stats.gmean)
+    measured = {}
+    for method in methods:
+        name = LABORATORY.get(method, method.removesuffix(" w=0"))
+        if name in costs:
+            measured[method] = costs[name] / costs["reinforce"]
+    return pd.Series(measured)
+
+
+def compare_estimators(runs: pd.DataFrame) -> list[str]:
+    """Return the lines of the table of estimators with a frozen model, the best first."""
+    tests = compare_with("reinforce", runs)
+    by_method = runs.groupby("method")
+    best_first = by_method["bits_per_byte"].mean().sort_values().index
+    costs = laboratory_costs(best_first)
+    lines = ["| method | bits per byte | FLOPs | behind `reinforce` (95%), p | laboratory |"]
+    lines.append("|---|---|---|---|---|")
+    for method in best_first:
+        own = by_method.get_group(method)
+        difference = ""
+        if method in tests:
+            difference = describe_ablation(tests[method])
+        cost = ""
+        if method in costs:
+            cost = f"{costs[method]:.2g}"
+        flops = f"{own['flops'].mean() / 1e10:.1f}e10"
+        cells = [method, mean_and_error(own["bits_per_byte"]), flops, difference, cost]
+        lines.append(f"| {' | '.join(cells)} |")
+    return lines
+
+
+def correlate_ranks(bench: pd.DataFrame) -> list[str]:
+    """Return the lines of the table of rank correlations between the laboratory's noise × FLOPs and the loss."""
+    costs = laboratory_costs(bench.index)
+    loss = bench["loss"]
+    lines = ["| | estimators | Spearman's rank correlation, p |", "|---|---|---|"]
+    rows = {"score function": costs.index.difference(STRAIGHT_THROUGH), "all": costs.index}
+    for name, methods in rows.items():
+        test = stats.spearmanr(costs[methods], loss[methods])
+        lines.append(f"| {name} | {len(methods)} | {test.statistic:.2f}, {test.pvalue:.1g} |")
+    return lines
+
+
 def make_tables() -> dict[str, dict[str, list[str]]]:
     """Return the lines of all tables by page and name."""
     python = pd.read_csv(FOLDER / "python.csv")
@@ -237,7 +300,11 @@ def make_tables() -> dict[str, dict[str, list[str]]]:
         "ablations": compare_ablations(ablations[after_whitespace]),
         "other ablations": compare_conditions(ablations[~after_whitespace]),
     }
-    return {"results.md": results, "released.md": released}
+    bench = pd.read_csv(DOCS / "bench-estimators.csv")
+    frozen = bench[bench["protocol"] == "A-words"].set_index("method")
+    new_seeds = pd.read_csv(DOCS / "bench-new-seeds.csv")
+    estimators = {"A-words": compare_estimators(new_seeds), "laboratory": correlate_ranks(frozen)}
+    return {"results.md": results, "released.md": released, "bench.md": estimators}
 
 
 def fill(page: str, tables: dict[str, list[str]]) -> str:
@@ -253,7 +320,7 @@ def fill(page: str, tables: dict[str, list[str]]) -> str:
 def main() -> None:
     """Write tables and pictures."""
     for name, tables in make_tables().items():
-        path = FOLDER.parent / name
+        path = DOCS / name
         path.write_text(fill(path.read_text(), tables))
     draw_ablations(pd.read_csv(FOLDER / "ablations.csv"), FOLDER / "ablations.png")
     draw_frontier(pd.read_csv(FOLDER / "python.csv"), FOLDER / "frontier.png")
