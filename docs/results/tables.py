@@ -116,8 +116,8 @@ def compare_methods(runs: pd.DataFrame, reference: str = REFERENCE) -> list[str]
     return lines
 
 
-def describe_ablation(test: Difference) -> str:
-    """Return a difference from the baseline, in bold where it is separable."""
+def describe_corrected_test(test: Difference) -> str:
+    """Return a difference with p after Holm's correction, in bold where it is separable."""
     text = describe_test(test, test.p_holm)
     if test.verdict == "not separable":
         return text
@@ -131,13 +131,15 @@ def released_figure(method: str, number: int) -> str:
     return f" *{RELEASED[method][number]:g}*"
 
 
-def summarise_ablations(runs: pd.DataFrame) -> Iterator[tuple[str, pd.DataFrame, str]]:
-    """Yield the methods, the baseline first, with their runs and their differences from the baseline in words."""
-    tests = compare_with(BASELINE, runs)
-    for method in [BASELINE, *tests]:
+def summarise_methods(
+    runs: pd.DataFrame, reference: str = BASELINE
+) -> Iterator[tuple[str, pd.DataFrame, str]]:
+    """Yield the methods, the reference first, with their runs and their differences from it in words."""
+    tests = compare_with(reference, runs)
+    for method in [reference, *tests]:
         difference = ""
         if method in tests:
-            difference = describe_ablation(tests[method])
+            difference = describe_corrected_test(tests[method])
         yield method, runs[runs["method"] == method], difference
 
 
@@ -147,7 +149,7 @@ def compare_ablations(runs: pd.DataFrame) -> list[str]:
         "| | rate at the end | bits per byte | blanks with a boundary | behind the baseline (95%), p |"
     ]
     lines.append("|---|---|---|---|---|")
-    for method, own, difference in summarise_ablations(runs):
+    for method, own, difference in summarise_methods(runs):
         rate = f"{own['boundary_rate_raw'].mean():.3f}{released_figure(method, 0)}"
         bits = f"{mean_and_error(own['bits_per_byte'])}{released_figure(method, 1)}"
         blanks = f"{own['whitespace_recall'].mean():.2f}{released_figure(method, 2)}"
@@ -161,7 +163,7 @@ def compare_conditions(runs: pd.DataFrame) -> list[str]:
     lines.append("|---|---|---|---|---|")
     for condition, of_condition in runs.groupby("protocol", sort=False):
         name = condition
-        for method, own, difference in summarise_ablations(of_condition):
+        for method, own, difference in summarise_methods(of_condition):
             bits = mean_and_error(own["bits_per_byte"])
             blanks = f"{own['whitespace_recall'].mean():.2f}"
             lines.append(f"| {name} | {method} | {bits} | {blanks} | {difference} |")
@@ -249,17 +251,12 @@ def laboratory_costs(methods: pd.Index) -> pd.Series:
 
 def compare_estimators(runs: pd.DataFrame) -> list[str]:
     """Return the lines of the table of estimators with a frozen model, the best first."""
-    tests = compare_with("reinforce", runs)
-    by_method = runs.groupby("method")
-    best_first = by_method["bits_per_byte"].mean().sort_values().index
-    costs = laboratory_costs(best_first)
+    costs = laboratory_costs(pd.Index(runs["method"].unique()))
+    methods = list(summarise_methods(runs, "reinforce"))
+    methods.sort(key=lambda row: row[1]["bits_per_byte"].mean())
     lines = ["| method | bits per byte | FLOPs | behind `reinforce` (95%), p | laboratory |"]
     lines.append("|---|---|---|---|---|")
-    for method in best_first:
-        own = by_method.get_group(method)
-        difference = ""
-        if method in tests:
-            difference = describe_ablation(tests[method])
+    for method, own, difference in methods:
         cost = ""
         if method in costs:
             cost = f"{costs[method]:.2g}"
