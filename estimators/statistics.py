@@ -15,12 +15,10 @@ from tokenv.core.expectations import (
     mean_over,
     mean_over_decisions,
     policy_objective,
-    reduces_batch,
     weighted_sums,
 )
 
 __all__ = [
-    "any_over",
     "conditional_noise",
     "kernel_weighted_mean",
     "leave_one_out_mean",
@@ -51,14 +49,6 @@ def log_explained_variance(
     )
     share = torch.where(whole > 0, 1 - rest / whole.where(whole > 0, 1.0), 0.0)
     td.set((keys.DIAGNOSTICS, name), share.expand(target.shape))
-
-
-def any_over(mask: Tensor, dim: tuple[int, ...]) -> Tensor:
-    """Return whether ``mask`` is True anywhere along some dimensions, which are removed."""
-    if not reduces_batch(mask, dim):
-        return mask.any(dim) if dim else mask
-    (count,) = all_reduce_sum(mask.sum(dim))
-    return count > 0
 
 
 def mean_over_batch(x: Tensor, mask: Tensor) -> Tensor:

@@ -62,6 +62,24 @@ def test_no_two_jobs_share_one(count: int) -> None:
     assert most == 2
 
 
+def test_a_gpu_has_so_many_places() -> None:
+    released = threading.Event()
+
+    def wait_for_one() -> bool:
+        with acquire_gpus("cuda:0", 1, 2):
+            return released.is_set()
+
+    with ThreadPoolExecutor(1) as pool:
+        with acquire_gpus("cuda:0", 1, 2), acquire_gpus("cuda:0", 1, 2):
+            with acquire_gpus("cuda:0", 1, 3) as third:
+                assert third == {}  # its name stays right
+            waiting = pool.submit(wait_for_one)
+            time.sleep(0.1)
+            assert not waiting.done()
+            released.set()
+        assert waiting.result()
+
+
 def test_a_gpu_that_is_named_is_waited_for() -> None:
     released = threading.Event()
 

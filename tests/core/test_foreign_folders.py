@@ -99,9 +99,9 @@ def test_a_lock_in_a_shared_folder_is_no_link(
 ) -> None:
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     monkeypatch.setattr("getpass.getuser", lambda: "me")
-    (tmp_path / "tokenv-me-gpu-0.lock").symlink_to(linked_file)
-    with pytest.raises(UserError, match=r"gpu-0\.lock: cannot be opened"):
-        lock_gpu("0")
+    (tmp_path / "tokenv-me-gpu-0-0.lock").symlink_to(linked_file)
+    with pytest.raises(UserError, match=r"gpu-0-0\.lock: cannot be opened"):
+        lock_gpu("0", 1)
     assert linked_file.read_text() == SECRET
 
 

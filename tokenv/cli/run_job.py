@@ -90,7 +90,10 @@ def _train_and_evaluate(spec: JobSpec, run_command: RunCommand) -> JobResult:
         lock = run_lock(spec.config, store).acquire(timeout=LOCK_SECONDS)
     except Timeout:
         return JobResult("locked")
-    with lock, acquire_gpus(spec.config.hardware.device, spec.ranks) as environment:
+    with (
+        lock,
+        acquire_gpus(spec.config.hardware.device, spec.ranks, spec.runs_per_gpu) as environment,
+    ):
         os.environ.update(environment)
         if spec.stop_requested():
             return JobResult("stopped")

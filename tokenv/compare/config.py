@@ -98,6 +98,8 @@ class CompareOptions:
         skip: methods to leave out.
         jobs: runs at a time on this machine, each on a GPU of its own if runs use GPUs; schedulers of other machines
             decide themselves.
+        runs_per_gpu: runs which may use a GPU at the same time; small models leave most of one idle. The same number
+            holds for all comparisons on a machine: one with a larger number gives company to the runs of the others.
         executor: where runs are trained: ``local``, on this machine; ``dask:ADDRESS``, by the workers of a dask
             scheduler; ``slurm:FILE``, as jobs of Slurm, whose parameters are in a YAML file. See ``docs/scale.md``.
         ranks: processes of one run, each with a GPU, started by torchrun; 1 for a plain process.
@@ -140,6 +142,7 @@ class CompareOptions:
     only: list[str] = field(default_factory=list)
     skip: list[str] = field(default_factory=list)
     jobs: int = field(default=1, metadata=COUNT)
+    runs_per_gpu: int = field(default=1, metadata=COUNT)
     executor: str = field(default="local", metadata=EXECUTOR)
     ranks: int = field(default=1, metadata=COUNT)
     store: str = "runs"

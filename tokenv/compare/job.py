@@ -58,6 +58,7 @@ class JobSpec:
         folder: the job's own folder, in that of the comparison.
         threads: threads of each process; 0 for torch's own choice.
         ranks: processes of the run, and GPUs if it uses any.
+        runs_per_gpu: runs which may use a GPU at the same time.
         trusted: what stored runs may name: see ``tokenv.core.trust.granted``.
         paths: folders where the comparison finds modules.
     """
@@ -69,6 +70,7 @@ class JobSpec:
     folder: str
     threads: int = 0
     ranks: int = 1
+    runs_per_gpu: int = 1
     trusted: bool | list[str] = False
     paths: list[str] = field(default_factory=list)
 

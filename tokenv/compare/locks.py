@@ -1,4 +1,4 @@
-"""Locks: a run is trained by one process at a time, and a GPU is used by one job at a time."""
+"""Locks: a run is trained by one process at a time, and a GPU is used by as many jobs as it has places."""
 
 from __future__ import annotations
 
@@ -66,12 +66,13 @@ def holding_if_free(config: Config, store: Path) -> Iterator[None]:
 
 
 @contextmanager
-def acquire_gpus(device: str, count: int) -> Iterator[dict[str, str]]:
-    """Wait for GPUs which no other job uses, and lock them for all threads and processes of this user.
+def acquire_gpus(device: str, count: int, runs_per_gpu: int = 1) -> Iterator[dict[str, str]]:
+    """Wait for GPUs with a free place, and lock the places for all threads and processes of this user.
 
     Args:
         device: value of ``hardware.device``; ``cuda:1`` is that GPU, ``auto`` and ``cuda`` are any.
         count: number of GPUs.
+        runs_per_gpu: places of each GPU.
 
     Yields:
         Environment variables which let a process see only these GPUs.
@@ -86,7 +87,7 @@ def acquire_gpus(device: str, count: int) -> Iterator[dict[str, str]]:
     # a run which needs more GPUs than there are reports that itself
     count = min(count, len(candidates))
     with ExitStack() as locks:
-        while (gpus := _lock_gpus(candidates, count, locks)) is None:
+        while (gpus := _lock_gpus(candidates, count, runs_per_gpu, locks)) is None:
             time.sleep(1)
         if gpus and not index:
             yield {VISIBLE: ",".join(gpus)}
@@ -112,12 +113,14 @@ def visible_gpus() -> list[str]:
     return list(names.values()) or [str(index) for index in range(torch.cuda.device_count())]
 
 
-def _lock_gpus(candidates: Sequence[str], count: int, locks: ExitStack) -> list[str] | None:
-    """Lock so many of these GPUs; None, and lock none, if fewer are free."""
+def _lock_gpus(
+    candidates: Sequence[str], count: int, runs_per_gpu: int, locks: ExitStack
+) -> list[str] | None:
+    """Lock a place of so many of these GPUs; None, and lock none, if fewer have one."""
     with ExitStack() as taken:
         gpus: list[str] = []
         for gpu in candidates:
-            if len(gpus) < count and (lock := lock_gpu(gpu)) is not None:
+            if len(gpus) < count and (lock := lock_gpu(gpu, runs_per_gpu)) is not None:
                 taken.callback(lock.release)
                 gpus.append(gpu)
         if len(gpus) < count:
@@ -126,20 +129,22 @@ def _lock_gpus(candidates: Sequence[str], count: int, locks: ExitStack) -> list[
         return gpus
 
 
-def lock_gpu(gpu: str) -> BaseFileLock | None:
-    """Lock a GPU until the lock is released or its process ends; None if it is locked already.
+def lock_gpu(gpu: str, places: int) -> BaseFileLock | None:
+    """Lock a place of a GPU until the lock is released or its process ends; None if all are locked already.
 
     Raises:
         UserError: the lock's file belongs to somebody else or is a link.
     """
-    path = Path(tempfile.gettempdir()) / f"tokenv-{getpass.getuser()}-gpu-{gpu}.lock"
-    lock = FileLock(path, mode=0o600)
-    try:
-        lock.acquire(blocking=False)
-    except Timeout:
-        return None
-    except OSError as error:
-        raise UserError(
-            f"{path}: cannot be opened ({error.strerror}): delete it, or ask its owner to"
-        ) from None
-    return lock
+    for place in range(places):
+        path = Path(tempfile.gettempdir()) / f"tokenv-{getpass.getuser()}-gpu-{gpu}-{place}.lock"
+        lock = FileLock(path, mode=0o600)
+        try:
+            lock.acquire(blocking=False)
+        except Timeout:
+            continue
+        except OSError as error:
+            raise UserError(
+                f"{path}: cannot be opened ({error.strerror}): delete it, or ask its owner to"
+            ) from None
+        return lock
+    return None

@@ -137,6 +137,7 @@ class _Scheduler:
             folder=str(self._work_dir / next(self._job_names)),
             threads=_threads(options),
             ranks=options.ranks,
+            runs_per_gpu=options.runs_per_gpu,
             trusted=trust.granted(),
             paths=[str(Path(path).absolute()) for path in sys.path],
         )

@@ -39,11 +39,6 @@ __all__ = ["BYTES_ID", "SERIES_ID", "BytesEnv", "BytesVectorEnv", "register"]
 _SIZE = UNetConfig(width=32, heads=2, down_layers=1, mid_layers=1, up_layers=1)
 
 
-def default_lm() -> UNet:
-    """Build a small untrained model with fixed weights."""
-    return untrained_lm(ByteCodec)
-
-
 def untrained_lm(make_codec: Callable[[int], Codec]) -> UNet:
     """Build a small untrained model with fixed weights and the codec which ``make_codec`` builds from the width."""
     with torch.random.fork_rng(devices=[]):
@@ -84,7 +79,7 @@ class BytesEnv(PicklableEnv, gymnasium.Env[Any, np.int64]):
     number, as TorchRL requires; the origin of the sequence, such as a file name, is the attribute ``origin``.
 
     Args:
-        lm: model; by default ``default_lm()``, small and untrained.
+        lm: model; by default a small untrained one with fixed weights.
         source: source of sequences; or a function from a seed to a source, which ``reset(seed=...)`` then calls, such
             as ``lambda seed: corpus.train(seed=seed)``. By default ``default_source``.
         window: earlier actions w in the observation.
@@ -96,7 +91,7 @@ class BytesEnv(PicklableEnv, gymnasium.Env[Any, np.int64]):
     """
 
     metadata: dict[str, Any] = {"render_modes": list(RENDER_MODES), "render_fps": 8}
-    default_lm = staticmethod(default_lm)
+    make_codec: Callable[[int], Codec] = ByteCodec
     default_source = default_source
 
     def __init__(
@@ -110,7 +105,7 @@ class BytesEnv(PicklableEnv, gymnasium.Env[Any, np.int64]):
         PicklableEnv.__init__(self, lm, source, window, render_mode, seq_len)
         source = source_or(source, self.default_source, seq_len)
         self._adapter = ArrayAdapter(
-            lm or self.default_lm(),
+            lm or untrained_lm(self.make_codec),
             source,
             1,
             window,
@@ -204,7 +199,7 @@ class BytesVectorEnv(PicklableEnv, VectorEnv[Any, Array, Array]):
     """
 
     metadata: dict[str, Any] = {"render_modes": list(RENDER_MODES), "render_fps": 8}
-    default_lm = staticmethod(default_lm)
+    make_codec: Callable[[int], Codec] = ByteCodec
     default_source = default_source
 
     def __init__(
@@ -236,7 +231,7 @@ class BytesVectorEnv(PicklableEnv, VectorEnv[Any, Array, Array]):
         self.metadata = {**type(self).metadata, "autoreset_mode": self.autoreset_mode}
         source = source_or(source, self.default_source, seq_len)
         self._adapter = ArrayAdapter(
-            lm or self.default_lm(),
+            lm or untrained_lm(self.make_codec),
             source,
             num_envs,
             window,

@@ -2,15 +2,8 @@
 
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import CorpusFactory
-from tokenv.env.gym import BytesEnv, BytesVectorEnv, untrained_lm
-from tokenv.lm.unet import UNet
+from tokenv.env.gym import BytesEnv, BytesVectorEnv
 from tokenv.series.codec import SeriesCodec
-
-
-def default_series_lm() -> UNet:
-    """Build a small untrained model of univariate series, with Student-t densities and fixed weights."""
-    return untrained_lm(SeriesCodec)
-
 
 # Windows of 128 steps of synthetic series.
 default_series_source = CorpusFactory(
@@ -21,16 +14,16 @@ default_series_source = CorpusFactory(
 class SeriesEnv(BytesEnv):
     """A series whose patch boundaries are the actions: ``BytesEnv`` with other defaults.
 
-    Rewards are 0 in a sequence's context and where a value is missing. Models must have a
-    ``tokenv.series.codec.SeriesCodec``, and sources its symbols.
+    The default model, of univariate series, has Student-t densities. Rewards are 0 in a sequence's context and where a
+    value is missing. Models must have a ``tokenv.series.codec.SeriesCodec``, and sources its symbols.
     """
 
-    default_lm = staticmethod(default_series_lm)
+    make_codec = SeriesCodec
     default_source = default_series_source
 
 
 class SeriesVectorEnv(BytesVectorEnv):
     """B series whose patch boundaries are the actions: ``BytesVectorEnv`` with the defaults of ``SeriesEnv``."""
 
-    default_lm = staticmethod(default_series_lm)
+    make_codec = SeriesCodec
     default_source = default_series_source
