@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pandas as pd
 from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter
 from scipy import stats
 
 from tokenv.compare.robust_statistics import student_interval
@@ -45,8 +46,9 @@ STRAIGHT_THROUGH = ("straight", "gumbel", "reinmax", "gumbel_rao")
 COLOURS = {"whitespace first": BLUE, "no imitation": ORANGE, "books": GREEN}
 FLOPS = {  # of a training, attention included, by the models' width and budget
     64: {"2 MB": 1.73e12, "6 MB": 5.2e12},
-    128: {"width 128": 7.25e12, "width 128, 6 MB": 2.17e13},
+    128: {"width 128": 7.25e12, "width 128, 6 MB": 2.17e13, "width 128, 20 MB": 7.25e13},
 }
+TICKS = [2e12, 5e12, 1e13, 2e13, 5e13]
 # of the picture of loss against FLOPs: the beginning of their names, as windows differ, and their places beside others
 FRONTIER = {
     "uniform": (ORANGE, 0.97),
@@ -196,7 +198,7 @@ def draw_frontier(runs: pd.DataFrame, path: Path) -> None:
     """Draw bits per byte against FLOPs, with the 95% interval over seeds; a line for each method and width."""
     figure = Figure(figsize=(7, 4.2), dpi=140, layout="constrained")
     axes = figure.subplots()
-    by_budget = dict(list(runs[runs["precision"] == "float32"].groupby("budget")))
+    by_budget = dict(list(runs[runs["precision"] != "bfloat16"].groupby("budget")))
     for (width, budgets), style in zip(FLOPS.items(), ("o--", "s-"), strict=True):
         for name, (colour, beside) in FRONTIER.items():
             points = []
@@ -212,6 +214,8 @@ def draw_frontier(runs: pd.DataFrame, path: Path) -> None:
                     flops_P, loss_P, yerr=reach_P, fmt=style, ms=4, color=colour, label=label
                 )
     axes.set(xscale="log", xlabel="FLOPs of the training", ylabel="bits per byte (95% interval)")
+    axes.set_xticks(TICKS, [f"{flops:.0e}".replace("+", "") for flops in TICKS])
+    axes.xaxis.set_minor_formatter(NullFormatter())
     axes.legend(frameon=False, fontsize=8)
     save_png(figure, path)
 
@@ -283,14 +287,14 @@ def make_tables() -> dict[str, dict[str, list[str]]]:
     python = pd.read_csv(FOLDER / "python.csv")
     books = pd.read_csv(FOLDER / "books-runs.csv")
     ablations = pd.read_csv(FOLDER / "ablations.csv")
-    by_budget = dict(list(python[python["precision"] == "float32"].groupby("budget")))
+    by_budget = dict(list(python[python["precision"] != "bfloat16"].groupby("budget")))
     after_whitespace = ablations["protocol"] == "whitespace first"
     results = {
         "2 MB": compare_methods(by_budget["2 MB"]),
         "6 MB": compare_methods(by_budget["6 MB"]),
-        "20 MB": compare_methods(python[python["budget"] == "20 MB"]),
         "width 128": compare_methods(by_budget["width 128"]),
         "width 128, 6 MB": compare_methods(by_budget["width 128, 6 MB"], "carried"),
+        "width 128, 20 MB": compare_methods(by_budget["width 128, 20 MB"], "carried"),
         "books": compare_methods(books),
     }
     released = {

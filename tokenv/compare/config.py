@@ -98,7 +98,7 @@ class CompareOptions:
         skip: methods to leave out.
         jobs: runs at a time on this machine, each on a GPU of its own if runs use GPUs; schedulers of other machines
             decide themselves.
-        runs_per_gpu: runs which may use a GPU at the same time; small models leave most of one idle. The same number
+        runs_per_gpu: runs which may use a GPU at the same time; small models leave much of one idle. The same number
             holds for all comparisons on a machine: one with a larger number gives company to the runs of the others.
         executor: where runs are trained: ``local``, on this machine; ``dask:ADDRESS``, by the workers of a dask
             scheduler; ``slurm:FILE``, as jobs of Slurm, whose parameters are in a YAML file. See ``docs/scale.md``.
