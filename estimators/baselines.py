@@ -16,8 +16,8 @@ from tokenv.estimators.statistics import (
     leave_one_out_mean,
     log_explained_variance,
     masked_mean,
-    mean_over,
     mean_over_batch,
+    weighted_sums,
 )
 
 
@@ -252,9 +252,9 @@ class MovingAverage(Stage):
         baseline_T = self.mean_T / self.weight_T.where(self.weight_T > 0, 1.0)
         if self.training:
             leading = tuple(range(advantage.dim() - 1))
-            present_T = mean_over(mask.to(advantage.dtype), mask, leading).flatten()  # 1, or 0
-            batch_mean_T = mean_over(advantage, mask, leading).flatten()
-            step_T = ((1 - self.decay) * present_T).to(self.mean_T.dtype)
+            total, count = weighted_sums(advantage, mask.to(advantage.dtype), leading)
+            batch_mean_T = (total / count.clamp(min=1)).flatten()
+            step_T = torch.where(count > 0, 1 - self.decay, 0.0).flatten().to(self.mean_T.dtype)
             self.mean_T.add_(step_T * (batch_mean_T - self.mean_T))
             self.weight_T.add_(step_T * (1 - self.weight_T))
         return _set_centred(tensordict, advantage - baseline_T.to(advantage.dtype))

@@ -29,6 +29,7 @@ __all__ = [
     "mean_over_batch",
     "mean_over_decisions",
     "policy_objective",
+    "weighted_sums",
 ]
 
 

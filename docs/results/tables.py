@@ -194,11 +194,10 @@ def draw_ablations(runs: pd.DataFrame, path: Path) -> None:
     save_png(figure, path)
 
 
-def draw_frontier(runs: pd.DataFrame, path: Path) -> None:
+def draw_frontier(by_budget: dict[str, pd.DataFrame], path: Path) -> None:
     """Draw bits per byte against FLOPs, with the 95% interval over seeds; a line for each method and width."""
     figure = Figure(figsize=(7, 4.2), dpi=140, layout="constrained")
     axes = figure.subplots()
-    by_budget = dict(list(runs[runs["precision"] != "bfloat16"].groupby("budget")))
     for (width, budgets), style in zip(FLOPS.items(), ("o--", "s-"), strict=True):
         for name, (colour, beside) in FRONTIER.items():
             points = []
@@ -275,10 +274,8 @@ def compare_estimators(runs: pd.DataFrame, heading: str, further: pd.Series) -> 
     return lines
 
 
-def correlate_ranks(bench: pd.DataFrame) -> list[str]:
+def correlate_ranks(costs: pd.Series, loss: pd.Series) -> list[str]:
     """Return the lines of the table of rank correlations between the laboratory's noise × FLOPs and the loss."""
-    costs = laboratory_costs(bench.index)
-    loss = bench["loss"]
     lines = ["| | estimators | Spearman's rank correlation, p |", "|---|---|---|"]
     rows = {"score function": costs.index.difference(STRAIGHT_THROUGH), "all": costs.index}
     for name, methods in rows.items():
@@ -287,12 +284,17 @@ def correlate_ranks(bench: pd.DataFrame) -> list[str]:
     return lines
 
 
+def read_budgets() -> dict[str, pd.DataFrame]:
+    """Return the runs on Python source by budget, without those in bfloat16, whose attention was not counted."""
+    python = pd.read_csv(FOLDER / "python.csv")
+    return dict(list(python[python["precision"] != "bfloat16"].groupby("budget")))
+
+
 def make_tables() -> dict[str, dict[str, list[str]]]:
     """Return the lines of all tables by page and name."""
-    python = pd.read_csv(FOLDER / "python.csv")
+    by_budget = read_budgets()
     books = pd.read_csv(FOLDER / "books-runs.csv")
     ablations = pd.read_csv(FOLDER / "ablations.csv")
-    by_budget = dict(list(python[python["precision"] != "bfloat16"].groupby("budget")))
     after_whitespace = ablations["protocol"] == "whitespace first"
     results = {
         "2 MB": compare_methods(by_budget["2 MB"]),
@@ -311,11 +313,11 @@ def make_tables() -> dict[str, dict[str, list[str]]]:
     frozen = bench[bench["protocol"] == "A-words"].set_index("method")
     new_seeds = pd.read_csv(DOCS / "bench-new-seeds.csv")
     by_protocol = dict(list(new_seeds.groupby("protocol")))
-    costs = laboratory_costs(pd.Index(new_seeds["method"].unique()))
+    costs = laboratory_costs(frozen.index)
     word_f1 = by_protocol["B-words"].groupby("method")["true_tokens_f1"].mean()
     estimators = {
         "A-words": compare_estimators(by_protocol["A-words"], "laboratory", costs),
-        "laboratory": correlate_ranks(frozen),
+        "laboratory": correlate_ranks(costs, frozen["loss"]),
         "B-words": compare_estimators(by_protocol["B-words"], "F1", word_f1),
     }
     return {"results.md": results, "released.md": released, "bench.md": estimators}
@@ -337,7 +339,7 @@ def main() -> None:
         path = DOCS / name
         path.write_text(fill(path.read_text(), tables))
     draw_ablations(pd.read_csv(FOLDER / "ablations.csv"), FOLDER / "ablations.png")
-    draw_frontier(pd.read_csv(FOLDER / "python.csv"), FOLDER / "frontier.png")
+    draw_frontier(read_budgets(), FOLDER / "frontier.png")
 
 
 if __name__ == "__main__":
