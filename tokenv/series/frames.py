@@ -484,7 +484,9 @@ def conformal_intervals(
     score = np.maximum(calibration[lower] - truth, truth - calibration[upper]).to_numpy()
     scores = {
         place: np.sort(of_place.dropna())
-        for place, of_place in pd.Series(score).groupby([calibration[IDENTIFIER].array, known_step])
+        for place, of_place in pd.Series(score).groupby(
+            [calibration[IDENTIFIER].to_numpy(), known_step]
+        )
     }
     half = (forecast[upper] - forecast[lower]) / 2  # an interval shrinks to its middle at most
     model = lower

@@ -120,4 +120,4 @@ class Table:
 
     def rows(self) -> list[tuple[str, Row]]:
         """Return the names and their values."""
-        return list(zip(self.frame.index, self.frame.to_dict("records"), strict=True))
+        return list(self.frame.to_dict("index").items())
