@@ -12,7 +12,7 @@ DOCS = Path(__file__).parents[1] / "docs"
 def test_tables_are_those_of_the_runs(name: str) -> None:
     script = runpy.run_path(str(DOCS / "results" / "tables.py"))
     fill = script["fill"]
-    made = script["make_tables"]()[name]
+    made = script["make_tables"](script["read_budgets"](), script["read_ablations"]())[name]
     page = (DOCS / name).read_text()
     assert fill(page, made) == page
     text, comment, tables = page.partition("<!-- table:")

@@ -6,7 +6,7 @@ Each table follows a comment with its name, such as ``<!-- table: books -->``.
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
@@ -19,6 +19,8 @@ from tokenv.compare.score_statistics import Difference, compare_scores
 from tokenv.plotting.figures import save_png
 from tokenv.plotting.theme import BLUE, GREEN, ORANGE, PINK, with_error
 
+# a method, its runs, and its difference from the reference in words
+Summary = tuple[str, pd.DataFrame, str]
 FOLDER = Path(__file__).parent
 DOCS = FOLDER.parent
 REFERENCE = "learned, whitespace first"
@@ -79,10 +81,12 @@ def compare_with(reference: str, runs: pd.DataFrame) -> dict[str, Difference]:
     return {first: pairs[first, second] for first, second in pairs if second == reference}
 
 
-def describe_test(test: Difference, p: float) -> str:
-    """Return a difference with its 95% interval and a p-value; nothing for one seed."""
+def describe_test(test: Difference, p: float | None = None) -> str:
+    """Return a difference with its 95% interval and a p-value, by default the test's; nothing for one seed."""
     if test.one_seed:
         return ""
+    if p is None:
+        p = test.p
     text = f"{test.mean:.3f} ({test.low:.3f} to {test.high:.3f}), {p:.2g}"
     return text.replace("-", "−")
 
@@ -97,23 +101,18 @@ def compare_methods(runs: pd.DataFrame, reference: str = REFERENCE) -> list[str]
 
     The reference, of which the others' differences are, is in bold.
     """
-    runs = with_several_seeds(runs)
-    tests = compare_with(reference, runs)
-    losses = runs.groupby("method")["bits_per_byte"]
-    rates = runs.groupby("method")["boundary_rate"].mean()
     lines = ["| | seeds | bits per byte | rate | behind the reference (95%), p |"]
     lines.append("|---|---|---|---|---|")
-    for method in losses.mean().sort_values().index:
-        loss = losses.get_group(method)
-        name = f"**{method}**"
-        difference = "reference"
-        if method != reference:
-            name = method
-            difference = describe_test(tests[method], tests[method].p)
-        rate = f"{rates[method]:.3f}"
-        if rates[method] < NO_TOKENS:
-            rate = "–"
-        cells = [name, str(len(loss)), mean_and_error(loss), rate, difference]
+    summaries = summarise_methods(with_several_seeds(runs), reference, describe_test)
+    for method, own, difference in best_first(summaries):
+        name = method
+        if method == reference:
+            name = f"**{method}**"
+            difference = "reference"
+        rate = "–"
+        if own["boundary_rate"].mean() >= NO_TOKENS:
+            rate = f"{own['boundary_rate'].mean():.3f}"
+        cells = [name, str(len(own)), mean_and_error(own["bits_per_byte"]), rate, difference]
         lines.append(f"| {' | '.join(cells)} |")
     return lines
 
@@ -134,15 +133,21 @@ def released_figure(method: str, number: int) -> str:
 
 
 def summarise_methods(
-    runs: pd.DataFrame, reference: str = BASELINE
-) -> Iterator[tuple[str, pd.DataFrame, str]]:
-    """Yield the methods, the reference first, with their runs and their differences from it in words."""
+    runs: pd.DataFrame,
+    reference: str = BASELINE,
+    describe: Callable[[Difference], str] = describe_corrected_test,
+) -> list[Summary]:
+    """Return the methods, the reference first, with their runs and their differences from it in words."""
     tests = compare_with(reference, runs)
-    for method in [reference, *tests]:
-        difference = ""
-        if method in tests:
-            difference = describe_corrected_test(tests[method])
-        yield method, runs[runs["method"] == method], difference
+    described = {reference: ""}
+    for method, test in tests.items():
+        described[method] = describe(test)
+    return [(method, runs[runs["method"] == method], text) for method, text in described.items()]
+
+
+def best_first(summaries: list[Summary]) -> list[Summary]:
+    """Return methods by their mean loss."""
+    return sorted(summaries, key=lambda summary: summary[1]["bits_per_byte"].mean())
 
 
 def compare_ablations(runs: pd.DataFrame) -> list[str]:
@@ -260,11 +265,9 @@ def compare_estimators(runs: pd.DataFrame, heading: str, further: pd.Series) -> 
         heading: heading of the last column.
         further: figures of the last column by method; it is empty for a method without one.
     """
-    methods = list(summarise_methods(runs, "reinforce"))
-    methods.sort(key=lambda row: row[1]["bits_per_byte"].mean())
     lines = [f"| method | bits per byte | FLOPs | behind `reinforce` (95%), p | {heading} |"]
     lines.append("|---|---|---|---|---|")
-    for method, own, difference in methods:
+    for method, own, difference in best_first(summarise_methods(runs, "reinforce")):
         figure = ""
         if method in further:
             figure = f"{further[method]:.2g}"
@@ -289,11 +292,16 @@ def read_budgets() -> dict[str, pd.DataFrame]:
     return dict(list(pd.read_csv(FOLDER / "python.csv").groupby("budget")))
 
 
-def make_tables() -> dict[str, dict[str, list[str]]]:
-    """Return the lines of all tables by page and name."""
-    by_budget = read_budgets()
+def read_ablations() -> pd.DataFrame:
+    """Return the runs of the ablations."""
+    return pd.read_csv(FOLDER / "ablations.csv")
+
+
+def make_tables(
+    by_budget: dict[str, pd.DataFrame], ablations: pd.DataFrame
+) -> dict[str, dict[str, list[str]]]:
+    """Return the lines of all tables by page and name, from the runs on Python source by budget and the ablations."""
     books = pd.read_csv(FOLDER / "books-runs.csv")
-    ablations = pd.read_csv(FOLDER / "ablations.csv")
     after_whitespace = ablations["protocol"] == "whitespace first"
     results = {
         "2 MB": compare_methods(by_budget["2 MB"]),
@@ -335,11 +343,13 @@ def fill(page: str, tables: dict[str, list[str]]) -> str:
 
 def main() -> None:
     """Write tables and pictures."""
-    for name, tables in make_tables().items():
+    by_budget = read_budgets()
+    ablations = read_ablations()
+    for name, tables in make_tables(by_budget, ablations).items():
         path = DOCS / name
         path.write_text(fill(path.read_text(), tables))
-    draw_ablations(pd.read_csv(FOLDER / "ablations.csv"), FOLDER / "ablations.png")
-    draw_frontier(read_budgets(), FOLDER / "frontier.png")
+    draw_ablations(ablations, FOLDER / "ablations.png")
+    draw_frontier(by_budget, FOLDER / "frontier.png")
 
 
 if __name__ == "__main__":
