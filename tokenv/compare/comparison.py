@@ -74,6 +74,11 @@ class ComparedRun:
         """Loss on held-out data, mean over all predicted symbols."""
         return float(np.mean(self.evaluation.loss))
 
+    def final(self, metric: str) -> float:
+        """Return the last value of a metric; NaN if it was not logged."""
+        _, values = self.history.get(metric, ((), ()))
+        return next(reversed(values), math.nan)
+
     @property
     def area(self) -> float:
         """Mean held-out loss over training: the area under the curve of the validations, calibrated if they were.
@@ -81,10 +86,9 @@ class ComparedRun:
         NaN with fewer than two validations.
         """
         unit = self.evaluation.unit
-        curve = self.history.get(f"calibrated/{unit}") or self.history.get(
+        symbols, losses = self.history.get(f"calibrated/{unit}") or self.history.get(
             f"validation/{unit}", ((), ())
         )
-        symbols, losses = curve
         if len(symbols) < 2:
             return math.nan
         return float(np.trapezoid(losses, symbols) / (symbols[-1] - symbols[0]))
@@ -129,8 +133,7 @@ class ComparedMethod:
             or not can_imitate(config.agent)
         ):
             return math.nan
-        curves = (run.history.get("validation/imitation_bits", ((), ()))[1] for run in self.runs)
-        return finite_mean(curve[-1] for curve in curves if curve)
+        return finite_mean(run.final("validation/imitation_bits") for run in self.runs)
 
 
 class JointLoss(NamedTuple):
@@ -205,10 +208,8 @@ class Comparison:
     @property
     def references(self) -> list[str]:
         """Names of the boundaries with which drawn ones were compared, in the order of the first run which has them."""
-        names: dict[str, None] = {}
-        for run in self.all_runs:
-            names |= dict.fromkeys(run.evaluation.agreement)
-        return list(names)
+        names = itertools.chain.from_iterable(run.evaluation.agreement for run in self.all_runs)
+        return list(dict.fromkeys(names))
 
     def joint_loss(self, method: ComparedMethod) -> JointLoss:
         """Return the mean loss of symbols and boundaries, both predicted from the past.
@@ -247,7 +248,8 @@ class Comparison:
         """One row a run and one column a variable; all tables, pictures and CSV files read it.
 
         Columns: ``method``, ``seed``, ``folder``; ``loss``, ``loss_early`` (the early exit's), ``area``,
-        ``boundary_rate``, ``loss_raw`` and ``boundary_rate_raw`` (before calibration), ``flops``, ``seconds``;
+        ``boundary_rate``, ``loss_raw`` and ``boundary_rate_raw`` (before calibration), ``in_context_score``, ``flops``,
+        ``seconds``;
         ``REFERENCE precision``, ``REFERENCE recall`` and ``REFERENCE f1`` of the drawn boundaries; what only this kind
         of data has, as ``share of CLASS`` and ``boundaries after CLASS`` of bytes; ``length L``, share of tokens of L
         symbols, the last for longer ones, too. Values which were not measured are NaN.
@@ -268,9 +270,8 @@ class Comparison:
 
     def mean(self, method: str, column: str) -> float:
         """Return the mean of a column of ``runs`` over the seeds of a method; NaN if it was not measured."""
-        if column in self.means:
-            return float(self.means.at[method, column])
-        return math.nan
+        of_methods = self.means.get(column, {})
+        return float(of_methods.get(method, math.nan))
 
 
 def finite_mean(values: Iterable[float]) -> float:
@@ -293,6 +294,7 @@ def _tabulate_run(method: str, run: ComparedRun) -> dict[str, Any]:
         "boundary_rate": evaluation.boundary_rate,
         "loss_raw": math.nan if raw is None else raw.loss,
         "boundary_rate_raw": math.nan if raw is None else raw.boundary_rate,
+        "in_context_score": run.final("validation/in_context_score"),
         "flops": run.flops,
         "seconds": run.seconds,
     }

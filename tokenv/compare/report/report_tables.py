@@ -119,6 +119,9 @@ def methods_table(comparison: Comparison) -> Table:
     columns += [
         Column("area", "mean over training", terminal=False, file="area"),
         Column("loss_early", "early exit", file=f"{unit}_early"),
+        Column(
+            "in_context_score", "in-context score", ".3f", terminal=False, file="in_context_score"
+        ),
         Column("boundary_rate", f"boundaries / {words.symbol}", ".3f", file="boundary_rate"),
     ]
     if comparison.calibrated:
