@@ -39,7 +39,11 @@ from tokenv.compare.report.aggregate import (
 )
 from tokenv.compare.report.page import comparison_page, write_report
 from tokenv.compare.report.pictures import draw_pictures
-from tokenv.compare.report.report_tables import boundaries_table, print_comparison
+from tokenv.compare.report.report_tables import (
+    boundaries_table,
+    methods_table,
+    print_comparison,
+)
 from tokenv.compare.run_evaluation import Agreement, Learned
 from tokenv.compare.score_statistics import Difference, describe_difference
 
@@ -349,6 +353,17 @@ def test_a_missing_metric_is_left_out():
         "Every pair",
         "Notes",
     ]
+
+
+def test_the_in_context_score_is_the_last_validations():
+    history = {"validation/in_context_score": ([1, 2], [0.25, 0.5])}
+    scored = a_comparison([a_method("scored", history=history), a_method("unscored")])
+    table = methods_table(scored)
+    cells = {name: row["in-context score"] for name, row in table.cells()}
+    assert cells == {"scored": "0.500", "unscored": "–"}
+    assert list(table.frame["in_context_score"].dropna()) == [0.5]
+    unscored = methods_table(a_comparison([a_method("a"), a_method("b")]))
+    assert "in-context score" not in unscored.headers()
 
 
 def test_one_method_with_one_seed(tmp_path, capsys):

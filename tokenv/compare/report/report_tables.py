@@ -119,11 +119,18 @@ def methods_table(comparison: Comparison) -> Table:
     columns += [
         Column("area", "mean over training", terminal=False, file="area"),
         Column("loss_early", "early exit", file=f"{unit}_early"),
-        Column(
-            "in_context_score", "in-context score", ".3f", terminal=False, file="in_context_score"
-        ),
         Column("boundary_rate", f"boundaries / {words.symbol}", ".3f", file="boundary_rate"),
     ]
+    if frame.in_context_score.notna().any():
+        columns.append(
+            Column(
+                "in_context_score",
+                "in-context score",
+                ".3f",
+                terminal=False,
+                file="in_context_score",
+            )
+        )
     if comparison.calibrated:
         columns += [
             Column("loss_raw", "before calibration", terminal=False, file=f"{unit}_raw"),
@@ -171,9 +178,8 @@ def _show_joint(row: Row) -> str:
 def robust_table(comparison: Comparison) -> Table:
     """Return the table of robust statistics with 95% intervals, best method first."""
     robust = comparison.robust
-    best = sort_methods(comparison)[0]
-    base = find_reference(comparison) or best.name
     frame = robust.methods.loc[[method.name for method in sort_methods(comparison)]].copy()
+    base = find_reference(comparison) or frame.index[0]
     unknown = Interval(math.nan)
     frame["better"] = [robust.improvement.get((name, base), unknown) for name in frame.index]
 
