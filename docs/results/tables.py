@@ -1,4 +1,4 @@
-"""Write the tables of docs/results.md, docs/released.md and docs/bench.md, and two pictures, from stored figures.
+"""Write the tables of docs/results.md, docs/released.md and docs/bench.md, and three pictures, from stored figures.
 
     python docs/results/tables.py
 
@@ -224,6 +224,25 @@ def draw_frontier(by_budget: dict[str, pd.DataFrame], path: Path) -> None:
     save_png(figure, path)
 
 
+def draw_in_context(runs: pd.DataFrame, path: Path) -> None:
+    """Draw bits per byte against the in-context score, a point for each run."""
+    figure = Figure(figsize=(7, 3.6), dpi=140, layout="constrained")
+    axes = figure.subplots()
+    for (method, own), marker in zip(runs.groupby("method"), "o^sDv", strict=True):
+        colour = next(colour for name, (colour, _) in FRONTIER.items() if method.startswith(name))
+        axes.scatter(
+            own["in_context_score"],
+            own["bits_per_byte"],
+            label=method,
+            color=colour,
+            marker=marker,
+            s=30,
+        )
+    axes.set(xlabel="in-context score (bits per byte)", ylabel="bits per byte")
+    axes.legend(frameon=False, fontsize=8)
+    save_png(figure, path)
+
+
 def best_variant(runs: pd.DataFrame, name: str) -> pd.Series | None:
     """Return the losses of the best method of this name, or of this name and a window; None without any."""
     variants = re.compile(f"{name}(, window \\d+)?$")
@@ -308,6 +327,7 @@ def make_tables(
         "6 MB": compare_methods(by_budget["6 MB"]),
         "1,024 bytes, 2 sequences": compare_methods(by_budget["1,024 bytes, 2 sequences"]),
         "1,024 bytes, 8 sequences": compare_methods(by_budget["1,024 bytes, 8 sequences"]),
+        "width 128, 1,024 bytes": compare_methods(by_budget["width 128, 1,024 bytes"], "carried"),
         "width 128": compare_methods(by_budget["width 128"]),
         "width 128, 6 MB": compare_methods(by_budget["width 128, 6 MB"], "carried"),
         "width 128, 20 MB": compare_methods(by_budget["width 128, 20 MB"], "carried"),
@@ -350,6 +370,7 @@ def main() -> None:
         path.write_text(fill(path.read_text(), tables))
     draw_ablations(ablations, FOLDER / "ablations.png")
     draw_frontier(by_budget, FOLDER / "frontier.png")
+    draw_in_context(by_budget["width 128, 1,024 bytes"], FOLDER / "in-context.png")
 
 
 if __name__ == "__main__":

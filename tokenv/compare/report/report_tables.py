@@ -123,13 +123,7 @@ def methods_table(comparison: Comparison) -> Table:
     ]
     if frame.in_context_score.notna().any():
         columns.append(
-            Column(
-                "in_context_score",
-                "in-context score",
-                ".3f",
-                terminal=False,
-                file="in_context_score",
-            )
+            Column("in_context_score", "in-context score", ".3f", file="in_context_score")
         )
     if comparison.calibrated:
         columns += [
