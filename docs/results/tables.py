@@ -109,9 +109,10 @@ def compare_methods(runs: pd.DataFrame, reference: str = REFERENCE) -> list[str]
         if method == reference:
             name = f"**{method}**"
             difference = "reference"
+        mean_rate = own["boundary_rate"].mean()
         rate = "–"
-        if own["boundary_rate"].mean() >= NO_TOKENS:
-            rate = f"{own['boundary_rate'].mean():.3f}"
+        if mean_rate >= NO_TOKENS:
+            rate = f"{mean_rate:.3f}"
         cells = [name, str(len(own)), mean_and_error(own["bits_per_byte"]), rate, difference]
         lines.append(f"| {' | '.join(cells)} |")
     return lines

@@ -249,10 +249,9 @@ class Comparison:
 
         Columns: ``method``, ``seed``, ``folder``; ``loss``, ``loss_early`` (the early exit's), ``area``,
         ``boundary_rate``, ``loss_raw`` and ``boundary_rate_raw`` (before calibration), ``in_context_score``, ``flops``,
-        ``seconds``;
-        ``REFERENCE precision``, ``REFERENCE recall`` and ``REFERENCE f1`` of the drawn boundaries; what only this kind
-        of data has, as ``share of CLASS`` and ``boundaries after CLASS`` of bytes; ``length L``, share of tokens of L
-        symbols, the last for longer ones, too. Values which were not measured are NaN.
+        ``seconds``; ``REFERENCE precision``, ``REFERENCE recall`` and ``REFERENCE f1`` of the drawn boundaries; what
+        only this kind of data has, as ``share of CLASS`` and ``boundaries after CLASS`` of bytes; ``length L``, share
+        of tokens of L symbols, the last for longer ones, too. Values which were not measured are NaN.
         """
         rows = []
         for method in self.methods:
@@ -270,8 +269,7 @@ class Comparison:
 
     def mean(self, method: str, column: str) -> float:
         """Return the mean of a column of ``runs`` over the seeds of a method; NaN if it was not measured."""
-        of_methods = self.means.get(column, {})
-        return float(of_methods.get(method, math.nan))
+        return float(self.means.reindex(columns=[column]).at[method, column])
 
 
 def finite_mean(values: Iterable[float]) -> float:
