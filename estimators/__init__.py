@@ -26,6 +26,7 @@ STAGES = {
             "DecisionProposal",
             "FixedRateProposal",
             "Imitation",
+            "Kickstart",
             "ScoreFunction",
         ),
         "Standardise",

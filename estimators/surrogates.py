@@ -197,10 +197,22 @@ class Imitation(Stage):
         return self._teacher
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Write ``loss_policy``, [.., T]."""
+        """Write the cross-entropy, [.., T]."""
         nats = -tensordict[keys.DEMONSTRATION_LOG_PROB]
         tensordict.set((keys.DIAGNOSTICS, "imitation_nats"), nats.detach())
-        return tensordict.set(keys.LOSS_POLICY, nats)
+        return tensordict.set(self.out_keys[0], nats)
+
+
+class Kickstart(Imitation):
+    """Write the cross-entropy of ``Imitation`` as a loss of its own, beside that of the rewards.
+
+    ``loss_imitation = -log pi(b_i | x_<=i, b_<i)`` (kickstarting, Schmitt et al. 2018, arXiv 1803.03835). It equals
+    the KL divergence from the teacher to the policy, up to a constant, and so keeps the policy near its teacher.
+
+    Bias: towards the teacher, in proportion to ``loss.imitation``. Cost: as ``Imitation``, for every sample.
+    """
+
+    out_keys = [keys.LOSS_IMITATION]
 
 
 class _Proposal(Stage):

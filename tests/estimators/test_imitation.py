@@ -18,10 +18,11 @@ from tokenv.core import checkpoints, keys
 from tokenv.core.expectations import all_boundaries, forcing_noise
 from tokenv.core.sequences import SequenceBatch
 from tokenv.env.rollout import rollout
-from tokenv.estimators import Imitation, ScoreFunction, chain
+from tokenv.estimators import Imitation, Kickstart, ScoreFunction, chain, rloo
 from tokenv.estimators.statistics import mean_over_decisions
 from tokenv.evaluation.evaluator import evaluate
 from tokenv.lm.unet import UNet
+from tokenv.training.losses import compute_losses, total_loss
 from tokenv.training.trainer import train
 
 TEXT = torch.tensor([list(b"ab c d"), list(b"a  bcd")])
@@ -101,6 +102,43 @@ def test_the_model_reads_the_policys_own_boundaries(tiny_lm: UNet) -> None:
         assert torch.equal(with_teacher[key], without[key])
 
 
+def test_kickstarting_adds_the_cross_entropy_and_leaves_the_estimate_alone(tiny_lm: UNet) -> None:
+    agent = Learned(width=16, rate=0.3).double()
+    noise = torch.rand(2, 2, TEXT.shape[1] - 1, dtype=torch.float64)
+    teacher = Whitespace()
+    alone = rloo(gamma=0.9)
+    kickstarted = chain(*alone.stages, Kickstart(teacher), num_samples=2)
+    imitating = chain(Imitation(teacher), num_samples=2)
+    losses = []
+    for estimator in (alone, kickstarted, imitating):
+        td = estimator(rollout(tiny_lm, agent, TEXT, estimator.sampling, noise=noise))
+        losses.append(td)
+    assert torch.equal(losses[1][keys.LOSS_POLICY], losses[0][keys.LOSS_POLICY])
+    assert torch.equal(losses[1][keys.LOSS_IMITATION], losses[2][keys.LOSS_POLICY])
+    assert losses[1][keys.LOSS_IMITATION].requires_grad
+    assert not kickstarted.unbiased
+
+
+@pytest.mark.parametrize("estimator", ["reinforce", "rloo", "ppo", "gumbel"])
+def test_the_weight_of_kickstarting_multiplies_the_teachers_cross_entropy(estimator: str) -> None:
+    changes = {"imitation": {"teacher": {"name": "whitespace"}}, "estimator": {"name": estimator}}
+    totals = []
+    for weight in (0.0, 0.5):
+        config = resolve([], merge(settings(), {**changes, "loss": {"imitation": weight}}))
+        components = build_components(config)
+        generator = torch.Generator().manual_seed(0)
+        td = rollout(
+            components.lm, components.agent, TEXT, components.sampling, generator=generator
+        )
+        losses = compute_losses(td, components)
+        totals.append(total_loss(losses, config.loss))
+    nats = -td[keys.DEMONSTRATION_LOG_PROB]
+    expected = totals[0] + 0.5 * mean_over_decisions(td.set("nats", nats), "nats")
+    torch.testing.assert_close(totals[1], expected)
+    gradient = torch.autograd.grad(losses["imitation"], components.agent.projection.weight)[0]
+    assert gradient.abs().max() > 0
+
+
 def test_a_chain_has_one_teacher() -> None:
     with pytest.raises(ValueError, match="two stages have a teacher"):
         chain(Imitation(Whitespace()), Imitation(Whitespace()))
@@ -128,9 +166,14 @@ def run(
     return logged
 
 
-@pytest.mark.parametrize("teacher", TEACHERS)
-def test_training_begins_with_imitation_and_resumes_inside_it(tmp_path: Path, teacher: str) -> None:
+@pytest.mark.parametrize(
+    ("teacher", "weight"), [("whitespace", 0.0), ("whitespace", 0.5), ("bpe", 0.0), ("entropy", 0.0)]
+)
+def test_training_begins_with_imitation_and_resumes_inside_it(
+    tmp_path: Path, teacher: str, weight: float
+) -> None:
     changes = {
+        "loss": {"imitation": weight},
         "imitation": {"teacher": TEACHERS[teacher], "fraction": 0.5},
         "estimator": {"name": "rloo", "num_samples": 2},
         "checkpoint": {"every_symbols": 512},
@@ -138,7 +181,8 @@ def test_training_begins_with_imitation_and_resumes_inside_it(tmp_path: Path, te
     config = resolve([], merge(settings(), changes))
     whole = run(config, tmp_path / "whole")
     updates = len(whole["train/bits_per_byte"])
-    assert len(whole["train/imitation_nats"]) == updates // 2
+    imitating = updates if weight else updates // 2
+    assert len(whole["train/imitation_nats"]) == imitating
     assert len(whole["train/loss_policy"]) == updates - updates // 2
     first = checkpoints.load(checkpoints.list_complete(tmp_path / "whole")[0])
     assert first.state["symbols"] < 0.5 * config.train.symbols
@@ -210,6 +254,7 @@ def test_imitation_bits_are_those_of_the_teachers_boundaries_among_all(window: i
             {"imitation": {"teacher": {"name": "whitespace"}, "fraction": 0.0}},
             r"imitation\.fraction = 0\.0: expected",
         ),
+        ({"loss": {"imitation": 0.5}}, r"loss\.imitation = 0\.5 without imitation\.teacher"),
         ({"imitation": {"weight": 0.0}}, r"imitation\.weight = 0\.0: expected"),
         ({"imitation": {"teacher": {"options": 1}}}, r"imitation\.teacher\.name = None: expected"),
         (

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from tensordict.nn import TensorDictModuleBase
@@ -36,7 +37,7 @@ from tokenv.core.rates import RateRange, mean_rate
 from tokenv.data.corpus import Corpus, load_corpus
 from tokenv.data.tokenizer import train_bpe
 from tokenv.estimators.base import Chain, chain
-from tokenv.estimators.surrogates import Imitation
+from tokenv.estimators.surrogates import Imitation, Kickstart
 from tokenv.lm.codecs.base import Codec
 from tokenv.lm.flops import (
     FLOPS_PER_PARAMETER,
@@ -384,15 +385,22 @@ def _build_learners(
                 "agent with a policy, such as learned, or no teacher (imitation.teacher={})"
             )
         return agent, None, None, None
-    imitation = None
-    if config.imitation.teacher:
-        try:
-            check_scores(agent, f"imitation.teacher with agent.name = {config.agent['name']!r}")
-        except ValueError as error:
-            raise UserError(str(error)) from error
-        teacher = build_agent(config.imitation.teacher, "imitation.teacher", **of_agents)
-        imitation = chain(Imitation(teacher))
-    return agent, estimator, rate_target, imitation
+    if not config.imitation.teacher:
+        return agent, estimator, rate_target, None
+    teacher = _build_teacher(config, agent, of_agents)
+    if config.loss.imitation:
+        stages = (*estimator.stages, Kickstart(teacher))
+        estimator = chain(*stages, num_samples=estimator.sampling.num_samples)
+    return agent, estimator, rate_target, chain(Imitation(teacher))
+
+
+def _build_teacher(config: Config, agent: Agent, of_agents: dict[str, Any]) -> BoundaryAgent:
+    """Build the agent which another one imitates."""
+    try:
+        check_scores(agent, f"imitation.teacher with agent.name = {config.agent['name']!r}")
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    return build_agent(config.imitation.teacher, "imitation.teacher", **of_agents)
 
 
 def build_references(config: Config, corpus: Corpus) -> dict[str, BoundaryAgent]:

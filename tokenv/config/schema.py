@@ -70,6 +70,8 @@ class LossConfig:
             of 0.1.
         policy: weight of the policy loss.
         rate: weight of the rate target's loss.
+        imitation: weight of the cross-entropy between ``imitation.teacher`` and the policy after the imitation, while
+            rewards train it (kickstarting, Schmitt et al. 2018, arXiv 1803.03835).
         early: weight of the early exit's cross-entropy; null for 0.1 if the estimator or the agent reads the early
             exit, and 0 otherwise. With 0, training does not compute the early exit.
         auxiliary: weight of the auxiliary head's loss if the codec has one and predicts single symbols, too.
@@ -78,6 +80,7 @@ class LossConfig:
     likelihood: float = field(default=1.0, metadata=LOSS_WEIGHT)
     policy: float = field(default=0.01, metadata=LOSS_WEIGHT)
     rate: float = field(default=0.01, metadata=LOSS_WEIGHT)
+    imitation: float = field(default=0.0, metadata=LOSS_WEIGHT)
     early: float | None = field(default=None, metadata=LOSS_WEIGHT)
     auxiliary: float = field(default=1.0, metadata=LOSS_WEIGHT)
 
@@ -296,6 +299,11 @@ class Config:
         if self.freeze_lm and self.init_from is None:
             raise UserError(
                 "freeze_lm = True: expected init_from=RUN beside it, since this model is not trained"
+            )
+        if self.loss.imitation and not self.imitation.teacher:
+            raise UserError(
+                f"loss.imitation = {self.loss.imitation:g} without imitation.teacher: expected "
+                "imitation.teacher.name=AGENT beside it, such as whitespace, or loss.imitation=0"
             )
         vocabulary = self.validation.bpe_vocabulary
         if vocabulary and not self.data.options.references:

@@ -67,3 +67,4 @@ ADVANTAGE = "advantage"  # credit of action i after the stages so far: float [..
 LOSS_POLICY = "loss_policy"  # per decision; its mean is the loss: float [.., T]
 LOSS_CRITIC = "loss_critic"  # loss of the estimator's own network: float [.., T]
 LOSS_RATE = "loss_rate"  # per decision; its mean is the loss: float [.., T]
+LOSS_IMITATION = "loss_imitation"  # per decision; its mean is the loss: float [.., T]

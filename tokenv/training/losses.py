@@ -41,6 +41,8 @@ def compute_losses(td: TensorDictBase, components: Components) -> dict[str, Tens
         losses["auxiliary"] = -_local_ratio(
             td[keys.LOG_LIKELIHOOD_AUXILIARY], td[keys.AUXILIARY_COUNT]
         )
+    if keys.LOSS_IMITATION in td:
+        losses["imitation"] = mean_over_decisions(td, keys.LOSS_IMITATION)
     return losses | {
         "policy": mean_over_decisions(td, keys.LOSS_POLICY),
         "rate": mean_over_decisions(td, keys.LOSS_RATE),
@@ -50,7 +52,7 @@ def compute_losses(td: TensorDictBase, components: Components) -> dict[str, Tens
 def total_loss(losses: dict[str, Tensor], weights: LossConfig) -> Tensor:
     """Return L = L_auto + l_pi L_pi + l_target L_target + l_early L_early (eq. 27), + l_aux L_aux if present.
 
-    L_auto has a weight, too, which the paper has not.
+    So has the imitation of a teacher beside rewards. L_auto has a weight, too, which the paper has not.
 
     An early exit of weight 0 is left out, so that no gradient is computed for it.
     """
