@@ -17,6 +17,8 @@ from tokenv.agents.base import (
     forced_action,
 )
 from tokenv.core import keys
+from tokenv.core.errors import check_value
+from tokenv.core.rates import FIXED_RATE
 
 MARGIN = 1e-4  # distance from 0 and 1 of the probability whose logit is written
 
@@ -41,10 +43,7 @@ class Nawrot(Policy):
 
     def __init__(self, width: int, rate: float = 0.2) -> None:
         super().__init__()
-        if not 0 < rate < 1:
-            raise ValueError(
-                f"agent.rate = {rate}: expected boundaries per symbol in (0, 1), such as 0.2"
-            )
+        check_value("agent.rate", rate, FIXED_RATE)
         last = nn.Linear(4 * width, 1)
         # Small, so that probabilities start near the rate; not zero, so that the first layer learns from the start.
         nn.init.normal_(last.weight, std=0.1 / math.sqrt(4 * width))

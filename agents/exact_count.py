@@ -28,6 +28,7 @@ from tokenv.agents.base import (
 )
 from tokenv.agents.learned import Learned
 from tokenv.core import keys
+from tokenv.core.errors import COUNT, POSITIVE, check_value
 from tokenv.core.rates import RateRange
 
 # log of 0: of empty sums, and of impossible odds; finite, so that gradients are not NaN
@@ -242,10 +243,9 @@ class ConditionalBernoulli(Policy):
         softcap: float = 10.0,
     ) -> None:
         super().__init__()
-        if reach < 1 or hidden < 1:
-            raise ValueError(f"agent.reach = {reach}, agent.hidden = {hidden}: expected at least 1")
-        if softcap <= 0:
-            raise ValueError(f"agent.softcap = {softcap}: expected a positive number")
+        check_value("agent.reach", reach, COUNT)
+        check_value("agent.hidden", hidden, COUNT)
+        check_value("agent.softcap", softcap, POSITIVE)
         self.num_positions, self.count = boundary_count(rate, seq_len)
         self.reach = reach
         self.softcap = softcap

@@ -16,6 +16,7 @@ from tokenv.agents.base import (
     forced_action,
 )
 from tokenv.core import keys
+from tokenv.core.errors import check_value, choice
 from tokenv.core.rates import RateRange
 
 ROUNDINGS = ("down", "random")
@@ -55,8 +56,7 @@ class _Fixed(Agent):
         super().__init__()
         self.seq_len = seq_len
         self.num_positions, self.count = boundary_count(rate, seq_len, rates)
-        if rounding not in ROUNDINGS:
-            raise ValueError(f"agent.rounding = {rounding!r}: expected {' or '.join(ROUNDINGS)}")
+        check_value("agent.rounding", rounding, choice(*ROUNDINGS))
         self.rounding = rounding
         self.mean = self.num_positions * rate
         self.fixed_count = rounding == "down" and rates is None
@@ -144,8 +144,7 @@ class Uniform(_Fixed):
         rates: RateRange | None = None,
     ) -> None:
         super().__init__(rate, seq_len, rounding, rates)
-        if align not in ALIGNMENTS:
-            raise ValueError(f"agent.align = {align!r}: expected {' or '.join(ALIGNMENTS)}")
+        check_value("agent.align", align, choice(*ALIGNMENTS))
         self.align = align
 
     def _probability(self, position: Tensor, token_count: Tensor, count: Tensor) -> Tensor:

@@ -18,6 +18,8 @@ from tokenv.agents.base import (
 )
 from tokenv.core import keys
 from tokenv.core.distributed import current_group
+from tokenv.core.errors import DECAY, check_value, choice
+from tokenv.core.rates import FIXED_RATE
 from tokenv.core.sequences import elapsed_symbols
 
 # Edges of alternating ranges of spacelike and other bytes: blank to '/' | digits | : to @ | A-Z | [ to ` | a-z |
@@ -159,16 +161,9 @@ class Entropy(Rule):
 
     def __init__(self, rate: float = 0.2, mode: str = "global", momentum: float = 0.9) -> None:
         super().__init__()
-        if not 0 < rate < 1:
-            raise ValueError(
-                f"agent.rate = {rate}: expected boundaries per symbol in (0, 1), such as 0.2"
-            )
-        if mode not in MODES:
-            raise ValueError(f"agent.mode = {mode!r}: expected {' or '.join(MODES)}")
-        if not 0 <= momentum < 1:
-            raise ValueError(
-                f"agent.momentum = {momentum}: expected a number in [0, 1), such as 0.9"
-            )
+        check_value("agent.rate", rate, FIXED_RATE)
+        check_value("agent.mode", mode, choice(*MODES))
+        check_value("agent.momentum", momentum, DECAY)
         self.rate = rate
         self.mode = mode
         self.momentum = momentum

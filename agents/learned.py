@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from tokenv.agents.base import BoundaryDistribution, Observation, Policy, forced_action, takes_mode
 from tokenv.core import keys
 from tokenv.core.devices import shares_memory_with_numpy
-from tokenv.core.rates import RateRange
+from tokenv.core.errors import NOT_NEGATIVE, POSITIVE, check_value
+from tokenv.core.rates import FIXED_RATE, RateRange
 
 
 class RateFiLM(nn.Module):
@@ -89,18 +90,10 @@ class Learned(Policy):
         projection_bias: bool = False,
     ) -> None:
         super().__init__()
-        if not 0 < rate < 1:
-            raise ValueError(
-                f"agent.rate = {rate}: expected boundaries per symbol in (0, 1), such as 0.2"
-            )
-        if window < 0:
-            raise ValueError(
-                f"agent.window = {window}: expected 0 (ignores earlier boundaries) or more"
-            )
-        if scale <= 0 or softcap <= 0:
-            raise ValueError(
-                f"agent.scale = {scale}, agent.softcap = {softcap}: expected positive numbers"
-            )
+        check_value("agent.rate", rate, FIXED_RATE)
+        check_value("agent.window", window, NOT_NEGATIVE)
+        check_value("agent.scale", scale, POSITIVE)
+        check_value("agent.softcap", softcap, POSITIVE)
         self.window = window
         self.scale = scale
         self.softcap = softcap

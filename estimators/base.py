@@ -20,6 +20,7 @@ from torch import Tensor
 
 from tokenv.core import keys
 from tokenv.core.contracts import BoundaryAgent, Sampling
+from tokenv.core.errors import COUNT_OR_NULL, check_value
 
 NestedKey = str | tuple[str, ...]
 Route = Literal["loss", "likelihood"]
@@ -166,8 +167,7 @@ class Chain(TensorDictModuleBase):
             raise ValueError(
                 "chain() without stages: expected at least one, such as ScoreFunction()"
             )
-        if num_samples is not None and num_samples < 1:
-            raise ValueError(f"num_samples = {num_samples}: expected None or at least 1")
+        check_value("num_samples", num_samples, COUNT_OR_NULL)
         self.stages = list(stages)
         self.sampling = Sampling(
             num_samples=num_samples,

@@ -11,6 +11,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from tokenv.core import keys
+from tokenv.core.errors import COUNT, DECAY, NOT_NEGATIVE, POSITIVE, check_value
 from tokenv.estimators.base import Stage
 from tokenv.estimators.statistics import (
     leave_one_out_mean,
@@ -142,8 +143,7 @@ class ShrunkLeaveOneOut(LeaveOneOutSamples):
 
     def __init__(self, reward_only: bool = False, decay: float = 0.95) -> None:
         super().__init__(reward_only)
-        if not 0 <= decay < 1:
-            raise ValueError(f"decay = {decay}: expected a number in [0, 1), such as 0.95")
+        check_value("decay", decay, DECAY)
         self.decay = decay
         self.product: Tensor = nn.Buffer(torch.zeros(()))
         self.square: Tensor = nn.Buffer(torch.zeros(()))
@@ -200,10 +200,7 @@ class GroupRelative(Stage):
         super().__init__()
         self.reward_only = reward_only
         self.centred_only = centred_only
-        if not epsilon > 0:
-            raise ValueError(
-                f"epsilon = {epsilon}: expected a positive number of nats, such as 0.01"
-            )
+        check_value("epsilon", epsilon, POSITIVE)
         self.epsilon = epsilon
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -239,8 +236,7 @@ class MovingAverage(Stage):
 
     def __init__(self, seq_len: int, decay: float = 0.95) -> None:
         super().__init__()
-        if not 0 <= decay < 1:
-            raise ValueError(f"decay = {decay}: expected a number in [0, 1), such as 0.95")
+        check_value("decay", decay, DECAY)
         self.decay = decay
         self.mean_T: Tensor = nn.Buffer(torch.zeros(seq_len - 1))
         self.weight_T: Tensor = nn.Buffer(torch.zeros(seq_len - 1))
@@ -282,8 +278,7 @@ class _RewardCritic(Stage):
 
     def __init__(self, warmup: int) -> None:
         super().__init__()
-        if warmup < 0:
-            raise ValueError(f"warmup = {warmup}: expected 0 or more rollouts")
+        check_value("warmup", warmup, NOT_NEGATIVE)
         self.warmup = warmup
         self.rollouts_done: Tensor = nn.Buffer(torch.zeros((), dtype=torch.long))
 
@@ -341,8 +336,7 @@ class TextCritic(_RewardCritic):
 
     def __init__(self, width: int, hidden: int = 64, warmup: int = 20) -> None:
         super().__init__(warmup)
-        if hidden < 1:
-            raise ValueError(f"hidden = {hidden}: expected at least 1 unit, such as 64")
+        check_value("hidden", hidden, COUNT)
         last = nn.Linear(hidden, 1)
         nn.init.zeros_(last.weight)
         nn.init.zeros_(last.bias)

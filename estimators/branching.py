@@ -5,6 +5,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from tokenv.core import keys
+from tokenv.core.errors import COUNT, check_value
 from tokenv.estimators.base import Stage
 from tokenv.estimators.surrogates import logit_loss
 
@@ -55,10 +56,7 @@ class _ForcedDecisions(Stage):
 
     def __init__(self, positions: int = 1) -> None:
         super().__init__()
-        if positions < 1:
-            raise ValueError(
-                f"positions = {positions}: expected at least 1 forced decision per sequence"
-            )
+        check_value("positions", positions, COUNT)
         self.positions = positions
         self.unbiased = positions == 1
 

@@ -6,6 +6,7 @@ from torch import Tensor, nn
 
 from tokenv.core import keys
 from tokenv.core.distributed import uniform_like
+from tokenv.core.errors import POSITIVE, check_value
 from tokenv.estimators.base import Stage
 from tokenv.estimators.statistics import conditional_noise
 from tokenv.estimators.surrogates import logit_loss
@@ -50,10 +51,7 @@ class REBAR(Stage):
 
     def __init__(self, temperature: float = 0.5, scale: float = 1.0) -> None:
         super().__init__()
-        if not temperature > 0:
-            raise ValueError(
-                f"temperature = {temperature}: expected a positive number, such as 0.5"
-            )
+        check_value("temperature", temperature, POSITIVE)
         self.temperature = temperature
         self.scale = nn.Parameter(torch.tensor(float(scale)))
 

@@ -6,6 +6,7 @@ from tensordict import TensorDictBase
 from torch import Tensor, nn
 
 from tokenv.core import keys
+from tokenv.core.errors import COUNT, FRACTION, NOT_NEGATIVE, check_value
 from tokenv.core.rewards import relative_log_likelihood
 from tokenv.estimators.base import Stage
 from tokenv.estimators.statistics import leave_one_out_mean, log_explained_variance
@@ -59,11 +60,6 @@ def discounted_sum(reward_T: Tensor, gamma: float) -> Tensor:
     return total
 
 
-def _check_factor(name: str, value: float) -> None:
-    if not 0 <= value <= 1:
-        raise ValueError(f"{name} = {value}: expected a factor in [0, 1], such as 0.99")
-
-
 class Discount(Stage):
     """Credit action a_i with the discounted rewards which follow it.
 
@@ -89,7 +85,7 @@ class Discount(Stage):
 
     def __init__(self, gamma: float = 0.99, scaled: bool = False) -> None:
         super().__init__()
-        _check_factor("gamma", gamma)
+        check_value("gamma", gamma, FRACTION)
         if scaled and gamma == 1:
             raise ValueError(
                 "scaled = True with gamma = 1 gives advantages of 0: expected gamma below 1, or scaled = False"
@@ -132,13 +128,9 @@ class BoundaryCredit(Stage):
 
     def __init__(self, gamma: float = 0.95, boundaries: int = 3, anneal: int = 0) -> None:
         super().__init__()
-        _check_factor("gamma", gamma)
-        if boundaries < 1:
-            raise ValueError(
-                f"boundaries = {boundaries}: expected at least 1 boundary until which rewards count"
-            )
-        if anneal < 0:
-            raise ValueError(f"anneal = {anneal}: expected 0 or more rollouts")
+        check_value("gamma", gamma, FRACTION)
+        check_value("boundaries", boundaries, COUNT)
+        check_value("anneal", anneal, NOT_NEGATIVE)
         self.gamma = gamma
         self.boundaries = boundaries
         self.anneal = anneal
@@ -183,8 +175,8 @@ class LambdaReturn(Stage):
 
     def __init__(self, gamma: float = 0.99, lam: float = 0.95) -> None:
         super().__init__()
-        _check_factor("gamma", gamma)
-        _check_factor("lam", lam)
+        check_value("gamma", gamma, FRACTION)
+        check_value("lam", lam, FRACTION)
         self.gamma = gamma
         self.lam = lam
         self.unbiased = gamma * lam == 1

@@ -8,6 +8,8 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from tokenv.core import keys
+from tokenv.core.errors import POSITIVE, check_value, choice
+from tokenv.core.rates import FIXED_RATE
 from tokenv.estimators.base import Stage
 from tokenv.estimators.statistics import kernel_weighted_mean, masked_mean, mean_over
 
@@ -33,10 +35,7 @@ class RateTarget(Stage):
 
     def __init__(self, rate: float) -> None:
         super().__init__()
-        if not 0 < rate < 1:
-            raise ValueError(
-                f"rate = {rate}: expected boundaries per symbol in (0, 1), such as 0.2"
-            )
+        check_value("rate", rate, FIXED_RATE)
         self.rate = rate
 
 
@@ -60,10 +59,7 @@ class _RateConditioned(RateTarget):
 
     def __init__(self, rate: float, bandwidth: float = 0.5) -> None:
         super().__init__(rate)
-        if not bandwidth > 0:
-            raise ValueError(
-                f"bandwidth = {bandwidth}: expected a positive number of logits, such as 0.5"
-            )
+        check_value("bandwidth", bandwidth, POSITIVE)
         self.bandwidth = bandwidth
 
     def _mean_of_similar(self, x: Tensor, mask: Tensor, target: Tensor) -> Tensor:
@@ -166,8 +162,7 @@ class RatioLoss(_RateConditioned):
         self, rate: float, over: Literal["batch", "sequence"] = "batch", bandwidth: float = 0.5
     ) -> None:
         super().__init__(rate, bandwidth)
-        if over not in ("batch", "sequence"):
-            raise ValueError(f"over = {over!r}: expected 'batch' or 'sequence'")
+        check_value("over", over, choice("batch", "sequence"))
         self.over = over
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:

@@ -2,6 +2,7 @@
 
 from typing import Literal
 
+from tokenv.core.errors import check_value, choice
 from tokenv.estimators import antithetic, branching, control_variates, straight_through
 from tokenv.estimators.base import Chain, Stage, chain
 from tokenv.estimators.baselines import (
@@ -83,8 +84,7 @@ def reinforce(
     Raises:
         ValueError: another ``centred``, a negative ``warm_start``, or one with ``head_epochs``.
     """
-    if centred not in ("advantage", "reward", "none"):
-        raise ValueError(f"centred = {centred!r}: expected 'advantage', 'reward' or 'none'")
+    check_value("centred", centred, choice("advantage", "reward", "none"))
     if warm_start and head_epochs:
         raise ValueError(
             f"warm_start = {warm_start} with head_epochs = {head_epochs}: expected one of them to be 0, because "

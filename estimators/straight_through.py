@@ -13,6 +13,7 @@ from tensordict import TensorDictBase
 from torch import Tensor
 
 from tokenv.core import keys
+from tokenv.core.errors import COUNT, POSITIVE, check_value
 from tokenv.estimators.base import Stage
 from tokenv.estimators.statistics import conditional_noise
 
@@ -83,10 +84,7 @@ class GumbelSigmoid(_Relaxed):
 
     def __init__(self, temperature: float = 0.5) -> None:
         super().__init__()
-        if not temperature > 0:
-            raise ValueError(
-                f"temperature = {temperature}: expected a positive number, such as 0.5"
-            )
+        check_value("temperature", temperature, POSITIVE)
         self.temperature = temperature
 
     def slope(self, logits: Tensor, action: Tensor, noise: Tensor) -> Tensor:
@@ -126,8 +124,7 @@ class GumbelRao(GumbelSigmoid):
 
     def __init__(self, temperature: float = 0.5, draws: int = 16) -> None:
         super().__init__(temperature)
-        if draws < 1:
-            raise ValueError(f"draws = {draws}: expected at least 1 relaxed sample")
+        check_value("draws", draws, COUNT)
         self.draws = draws
 
     def slope(self, logits: Tensor, action: Tensor, noise: Tensor) -> Tensor:

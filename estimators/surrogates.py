@@ -11,6 +11,8 @@ from torch import Tensor, nn
 
 from tokenv.core import keys
 from tokenv.core.contracts import BoundaryAgent
+from tokenv.core.errors import COUNT, NOT_NEGATIVE, NOT_NEGATIVE_OR_NULL, POSITIVE, check_value
+from tokenv.core.rates import FIXED_RATE
 from tokenv.estimators.base import Stage
 from tokenv.estimators.statistics import masked_mean, mean_over
 
@@ -63,8 +65,7 @@ class Clip(Stage):
 
     def __init__(self, limit: float = 5.0) -> None:
         super().__init__()
-        if not limit > 0:
-            raise ValueError(f"limit = {limit}: expected a positive number, such as 5")
+        check_value("limit", limit, POSITIVE)
         self.limit = limit
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
@@ -136,16 +137,9 @@ class ClippedSurrogate(Stage):
 
     def __init__(self, epsilon: float = 0.2, epochs: int = 2, head_epochs: int = 0) -> None:
         super().__init__()
-        if not epsilon > 0:
-            raise ValueError(
-                f"epsilon = {epsilon}: expected a positive clipping range, such as 0.2"
-            )
-        if epochs < 1:
-            raise ValueError(f"epochs = {epochs}: expected at least 1 gradient step")
-        if head_epochs < 0:
-            raise ValueError(
-                f"head_epochs = {head_epochs}: expected 0 (none) or more further steps of the agent alone"
-            )
+        check_value("epsilon", epsilon, POSITIVE)
+        check_value("epochs", epochs, COUNT)
+        check_value("head_epochs", head_epochs, NOT_NEGATIVE)
         self.epsilon = epsilon
         self.num_epochs = epochs
         self.head_epochs = head_epochs
@@ -228,12 +222,8 @@ class _Proposal(Stage):
 
     def __init__(self, rate: float, rollouts: int | None) -> None:
         super().__init__()
-        if not 0 < rate < 1:
-            raise ValueError(
-                f"rate = {rate}: expected boundaries per symbol in (0, 1), such as 0.2"
-            )
-        if rollouts is not None and rollouts < 0:
-            raise ValueError(f"rollouts = {rollouts}: expected None or 0 or more")
+        check_value("rate", rate, FIXED_RATE)
+        check_value("rollouts", rollouts, NOT_NEGATIVE_OR_NULL)
         self.rate = rate
         self.rollouts = rollouts
         self.rollouts_done: Tensor = nn.Buffer(torch.zeros((), dtype=torch.long))
@@ -284,8 +274,7 @@ class FixedRateProposal(_Proposal):
 
     def __init__(self, rate: float, horizon: int | None = 8, rollouts: int | None = None) -> None:
         super().__init__(rate, rollouts)
-        if horizon is not None and horizon < 0:
-            raise ValueError(f"horizon = {horizon}: expected None or 0 or more")
+        check_value("horizon", horizon, NOT_NEGATIVE_OR_NULL)
         self.horizon = horizon
         self.unbiased = horizon is None
 

@@ -209,7 +209,9 @@ def test_mistakes_are_reported(corpus, tmp_path):
     Tokenizer(models.BPE({"a": 0}, [])).save(str(tmp_path / "small.json"))
     with pytest.raises(ValueError, match="has no token for byte 0: expected one whose symbols"):
         BPE(tokenizer=tmp_path / "small.json")
-    with pytest.raises(ValueError, match="vocabulary_size = 255: expected at least 256"):
+    with pytest.raises(
+        ValueError, match="vocabulary_size = 255: expected a whole number of at least 256"
+    ):
         train_bpe(corpus, 255, tmp_path)
-    with pytest.raises(ValueError, match="max_bytes = 0: expected at least 1"):
+    with pytest.raises(ValueError, match="max_bytes = 0: expected a whole number of at least 1"):
         train_bpe(corpus, 300, tmp_path, max_bytes=0)

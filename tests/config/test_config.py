@@ -204,7 +204,7 @@ def test_messages_for_wrong_files(tmp_path: Path) -> None:
         ),
         ({"agent": {"name": "learned", "window": -1}}, r"agent.window = -1"),
         ({"agent": {"name": "no.such:Agent"}}, r"agent.name = 'no.such:Agent' cannot be imported"),
-        ({"estimator": {"name": "reinforce", "gamma": 2}}, r"gamma = 2.0: expected a factor"),
+        ({"estimator": {"name": "reinforce", "gamma": 2}}, r"gamma = 2.0: expected 0 to 1"),
         ({"estimator": {"gamma": True}}, r"estimator.gamma = True: expected a number"),
         (
             {"estimator": {"gamma": float("nan")}},

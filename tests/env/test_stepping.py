@@ -512,7 +512,7 @@ def test_stepping_carries_no_gradient_into_the_model():
 def test_errors_say_what_was_expected():
     lm = make_lm()
     source = TensorSource(random_symbols(1, 4))
-    with pytest.raises(ValueError, match="batch_size = 0: expected at least one"):
+    with pytest.raises(ValueError, match="batch_size = 0: expected a whole number of at least 1"):
         TokenizationEnv(lm, source, 0)
     with pytest.raises(ValueError, match="window = -1: expected 0 or more"):
         TokenizationEnv(lm, source, 1, window=-1)

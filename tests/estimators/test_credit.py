@@ -283,7 +283,7 @@ def test_a_warm_start_weighs_each_decision_by_its_own_ratio_and_ends():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"centred": "batch"}, "centred = 'batch'.*'advantage', 'reward' or 'none'"),
+        ({"centred": "batch"}, "centred = 'batch'.*advantage, reward or none"),
         ({"warm_start": -1}, "rollouts = -1"),
         ({"warm_start": 5, "head_epochs": 1}, "warm_start = 5 with head_epochs = 1"),
         ({"warm_start": 5, "rate": 1.5}, "rate = 1.5"),

@@ -12,11 +12,12 @@ from torch import Tensor
 
 from tokenv.agents.heuristic import Whitespace
 from tokenv.agents.learned import Learned
-from tokenv.config.components import build_components
+from tokenv.config.components import Components, build_components
 from tokenv.config.files import merge, resolve
 from tokenv.core import checkpoints, keys
 from tokenv.core.expectations import all_boundaries, forcing_noise
 from tokenv.core.sequences import SequenceBatch
+from tokenv.env.rescoring import rescore
 from tokenv.env.rollout import rollout
 from tokenv.estimators import Imitation, Kickstart, ScoreFunction, chain, rloo
 from tokenv.estimators.statistics import mean_over_decisions
@@ -167,7 +168,8 @@ def run(
 
 
 @pytest.mark.parametrize(
-    ("teacher", "weight"), [("whitespace", 0.0), ("whitespace", 0.5), ("bpe", 0.0), ("entropy", 0.0)]
+    ("teacher", "weight"),
+    [("whitespace", 0.0), ("whitespace", 0.5), ("bpe", 0.0), ("entropy", 0.0)],
 )
 def test_training_begins_with_imitation_and_resumes_inside_it(
     tmp_path: Path, teacher: str, weight: float
@@ -266,3 +268,45 @@ def test_imitation_bits_are_those_of_the_teachers_boundaries_among_all(window: i
 def test_mistakes_are_named(wrong: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         build_components(resolve([], merge(settings(), wrong)))
+
+
+def gradients_by_owner(components: Components, loss: Tensor) -> dict[str, Tensor]:
+    """Return the norm of the gradient of agent and encoder."""
+    loss.backward(retain_graph=True)
+    norms = {}
+    for name, module in (("agent", components.agent), ("encoder", components.lm.down)):
+        grads = [each.grad for each in module.parameters() if each.grad is not None]
+        norms[name] = torch.cat([grad.flatten() for grad in grads] or [torch.zeros(1)])
+        module.zero_grad()
+    return norms
+
+
+@pytest.mark.parametrize("estimator", ["reinforce", "rloo", "ppo"])
+def test_losses_of_a_detached_policy_train_the_agent_alone(estimator: str) -> None:
+    found = []
+    for detach_encoder in (False, True):
+        changes = {
+            "imitation": {"teacher": {"name": "whitespace"}},
+            "estimator": {"name": estimator},
+            "loss": {"imitation": 0.5, "detach_encoder": detach_encoder},
+        }
+        config = resolve([], merge(settings(), changes))
+        components = build_components(config)
+        torch.nn.init.normal_(components.agent.projection.weight)
+        generator = torch.Generator().manual_seed(0)
+        td = rollout(
+            components.lm, components.agent, TEXT, components.sampling, generator=generator
+        )
+        losses = compute_losses(td, components)
+        rescored = rescore(
+            components.lm, components.agent, td.detach(), detach_encoder=detach_encoder
+        )
+        again = components.estimator.replay(rescored)[keys.LOSS_POLICY].mean()
+        trained = (losses["policy"], losses["rate"], again, losses["imitation"])
+        found.append([gradients_by_owner(components, loss) for loss in trained])
+    for attached, detached in zip(*found, strict=True):
+        torch.testing.assert_close(detached["agent"], attached["agent"])
+    for attached, detached in list(zip(*found, strict=True))[:3]:
+        assert attached["encoder"].abs().max() > 0
+        assert detached["encoder"].abs().max() == 0
+    torch.testing.assert_close(found[1][3]["encoder"], found[0][3]["encoder"])

@@ -244,7 +244,7 @@ def test_only_the_ratio_loss_over_the_batch_lets_sequences_differ():
 
 
 def test_the_ratio_loss_is_over_something():
-    with pytest.raises(ValueError, match="over = 'tokens': expected 'batch' or 'sequence'"):
+    with pytest.raises(ValueError, match="over = 'tokens': expected batch or sequence"):
         RatioLoss(RATE, over="tokens")
 
 

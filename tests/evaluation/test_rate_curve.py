@@ -328,7 +328,7 @@ def test_a_rate_beyond_the_trained_range_is_warned_of_and_an_impossible_one_is_r
         printed
         == "tokenv: warning: rate = 0.05 is outside the range that this run was trained for, 0.1 to 0.6\n"
     )
-    with pytest.raises(UserError, match=r"rate = 1: expected boundaries per symbol in \(0, 1\)"):
+    with pytest.raises(UserError, match=r"rate = 1.0: expected boundaries per symbol in \(0, 1\)"):
         resolve_rate(parts, config, 1.0)
     one = resolve([], tiny_settings)
     assert resolve_rate(build_components(one), one, None) is None

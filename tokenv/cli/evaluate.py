@@ -14,7 +14,7 @@ from tokenv.config.files import COMMAND_LINE, merge
 from tokenv.core import trust
 from tokenv.core.atomic import output
 from tokenv.core.conversion import check_keys, from_dict
-from tokenv.core.errors import COUNT, UserError, at_least, bounds, choice
+from tokenv.core.errors import COUNT, COUNT_OR_NULL, UserError, bounds, choice
 from tokenv.core.rates import FLOPS, check_rates
 from tokenv.data.config import DataConfig
 from tokenv.evaluation.run_command import RunCommand
@@ -66,7 +66,7 @@ class Evaluate(RunCommand):
     batch_size: int = field(default=64, metadata=COUNT)
     tasks: str = ""
     task_files: dict[str, Any] = field(default_factory=dict, metadata={"each": list[str] | str})
-    limit: int | None = field(default=None, metadata=at_least(1, optional=True))
+    limit: int | None = field(default=None, metadata=COUNT_OR_NULL)
     calibrate: bool = False
     rates: list[float] = field(default_factory=list)
     flops: float | None = field(default=None, metadata=FLOPS)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenv.config.commands import Record, check_kind
 from tokenv.core.atomic import output
-from tokenv.core.errors import COUNT, NOT_NEGATIVE, UserError, at_least, bounds
+from tokenv.core.errors import COUNT, COUNT_OR_NULL, NOT_NEGATIVE, UserError, at_least, bounds
 from tokenv.core.rates import FLOPS, REQUESTED_RATE
 from tokenv.data.packed import read_unpacked
 from tokenv.evaluation.run_command import RunCommand, check_input
@@ -148,7 +148,7 @@ class Segment(TextCommand):
 
     out: str | None = field(default="segments.html", metadata=output())
     other_runs: list[str] = field(default_factory=list)
-    tokens: int | None = field(default=None, metadata=at_least(1, optional=True))
+    tokens: int | None = field(default=None, metadata=COUNT_OR_NULL)
     threshold: bool = False
     max_chars: int = field(default=5_000, metadata=at_least(0))
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from tokenv.compare.config import CompareOptions, Task
 from tokenv.compare.job import Job, JobResult
 from tokenv.config.files import load_yaml
-from tokenv.core.errors import UserError
+from tokenv.core.errors import UserError, check_value, choice
 
 if TYPE_CHECKING:
     import submitit
@@ -204,8 +204,7 @@ def _create_submitit_executor(file: Path, folder: Path, ranks: int) -> submitit.
         )
     values = load_yaml(file)
     cluster = values.pop("cluster", "slurm")
-    if cluster not in ("slurm", "local"):
-        raise UserError(f"{where}: cluster = {cluster!r}: expected slurm or local")
+    check_value(f"{where}: cluster", cluster, choice("slurm", "local"))
     generic = submitit.AutoExecutor._valid_parameters()
     full = [
         key if key in generic or key.startswith(("slurm_", "local_")) else f"{cluster}_{key}"

@@ -62,6 +62,7 @@ class Components:
         frozen: whether the U-Net is not trained.
         early_exit: whether a pass computes the early exit's likelihoods.
         trains_early_exit: whether the early exit's loss has a weight.
+        detach_encoder: whether policy and rate loss train the agent alone.
     """
 
     lm: UNet
@@ -72,6 +73,7 @@ class Components:
     frozen: bool = False
     early_exit: bool = True
     trains_early_exit: bool = True
+    detach_encoder: bool = False
 
     def imitating(self) -> Components:
         """Return the same components with the imitation in place of the estimator and of the rate target."""
@@ -81,7 +83,7 @@ class Components:
     def sampling(self) -> Sampling:
         """Sampling which the estimator requires of a rollout."""
         sampling = Sampling() if self.estimator is None else self.estimator.sampling
-        return replace(sampling, early_exit=self.early_exit)
+        return replace(sampling, early_exit=self.early_exit, detach_encoder=self.detach_encoder)
 
     @property
     def further_steps(self) -> list[bool]:
@@ -251,6 +253,7 @@ def build_components(
         frozen=config.freeze_lm,
         early_exit=rewards_read_it or trains_early_exit,
         trains_early_exit=trains_early_exit,
+        detach_encoder=config.loss.detach_encoder,
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any, Literal
 from tokenv.core.conversion import Limit, Named, Section
 from tokenv.core.errors import (
     COUNT,
+    DECAY,
     FRACTION,
     NOT_NEGATIVE,
     POSITIVE,
@@ -47,7 +48,6 @@ EARLY_WEIGHT = 0.1  # of the early exit's loss, if ``loss.early`` is null
 MAX_THREADS = max(4 * (os.cpu_count() or 1), 1024)
 SYMBOLS = bounds("a whole number of at least 1, such as 8e6", COUNT["accepts"])
 LOSS_WEIGHT = bounds("a weight of 0 or more", lambda value: value is None or value >= 0)
-DECAY = bounds("a number in [0, 1)", lambda value: 0 <= value < 1)
 MAX_NORM = bounds("a positive norm (.inf to switch clipping off)", lambda value: value > 0)
 DEVICE = bounds(
     "auto, cpu, cuda or cuda:N",
@@ -63,7 +63,7 @@ THREADS = bounds(f"0 to {MAX_THREADS}", lambda value: 0 <= value <= MAX_THREADS)
 
 @dataclass(frozen=True)
 class LossConfig:
-    """Weights of the losses (paper, eq. 27).
+    """Weights of the losses (paper, eq. 27), and what they train.
 
     Args:
         likelihood: weight of the language model's own loss. The authors' released code has 0.9 beside an early exit
@@ -75,6 +75,8 @@ class LossConfig:
         early: weight of the early exit's cross-entropy; null for 0.1 if the estimator or the agent reads the early
             exit, and 0 otherwise. With 0, training does not compute the early exit.
         auxiliary: weight of the auxiliary head's loss if the codec has one and predicts single symbols, too.
+        detach_encoder: whether policy loss and rate target train the agent alone: no gradient of theirs reaches the
+            encodings which it reads, and the encoder. An imitation still trains both.
     """
 
     likelihood: float = field(default=1.0, metadata=LOSS_WEIGHT)
@@ -83,6 +85,7 @@ class LossConfig:
     imitation: float = field(default=0.0, metadata=LOSS_WEIGHT)
     early: float | None = field(default=None, metadata=LOSS_WEIGHT)
     auxiliary: float = field(default=1.0, metadata=LOSS_WEIGHT)
+    detach_encoder: bool = False
 
     def __post_init__(self) -> None:
         check_bounds(self, "loss.")

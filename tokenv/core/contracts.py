@@ -34,6 +34,8 @@ class Sampling:
         teacher: agent whose boundaries the policy is scored with, as ``demonstration_log_prob``; the policy's own
             boundaries are drawn and decoded all the same.
         early_exit: whether to compute the early exit's likelihoods and the rewards relative to them.
+        detach_encoder: whether the agent's outputs for its own boundaries carry no gradient into the encoder; those
+            for the teacher's boundaries do.
     """
 
     num_samples: int | None = None
@@ -46,6 +48,7 @@ class Sampling:
     ) = None
     teacher: BoundaryAgent | None = None
     early_exit: bool = True
+    detach_encoder: bool = False
 
     @property
     def samples(self) -> int:

@@ -58,6 +58,7 @@ class RateRange:
 Rate = float | RateRange
 
 
+FIXED_RATE = bounds("boundaries per symbol in (0, 1), such as 0.2", lambda rate: 0 < rate < 1)
 # Range of the rates which a command is asked for; None for a run's own.
 REQUESTED_RATE = bounds(
     "boundaries per symbol in (0, 1), such as 0.2", lambda rate: rate is None or 0 < rate < 1

@@ -10,7 +10,7 @@ from pathlib import Path
 from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
 
 from tokenv.core.atomic import write_atomically
-from tokenv.core.errors import UserError
+from tokenv.core.errors import COUNT, at_least, check_value
 from tokenv.data.corpus import Corpus
 
 BYTES = 256
@@ -55,12 +55,8 @@ def train_bpe(
     Raises:
         UserError: ``vocabulary_size`` below 256, or ``max_bytes`` below 1.
     """
-    if vocabulary_size < BYTES:
-        raise UserError(
-            f"vocabulary_size = {vocabulary_size}: expected at least {BYTES}, one token for each byte"
-        )
-    if max_bytes < 1:
-        raise UserError(f"max_bytes = {max_bytes}: expected at least 1")
+    check_value("vocabulary_size", vocabulary_size, at_least(BYTES))  # a token for each byte
+    check_value("max_bytes", max_bytes, COUNT)
     folder = user_cache() / "bpe" if cache is None else Path(cache)
     key = repr((corpus.fingerprint, vocabulary_size, max_bytes, WORDS)).encode()
     path = folder / f"{hashlib.blake2b(key, digest_size=16).hexdigest()}.json"

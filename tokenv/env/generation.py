@@ -10,6 +10,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from tokenv.core import keys
 from tokenv.core.contracts import StepAgent
+from tokenv.core.errors import COUNT, check_value
 from tokenv.env.observation import Observer, SymbolContext
 from tokenv.env.random_inputs import rate_or_mean, resolve_target_rate
 from tokenv.lm.codecs.base import Codec, check_sampling
@@ -328,9 +329,8 @@ def _check_arguments(
     lengths = [len(row) for row in prompt]
     if not min(lengths, default=0):
         raise ValueError(f"prompts of {lengths} symbols: expected at least one row and one symbol")
-    for name, value in (("max_new_tokens", max_new_tokens), ("samples", samples)):
-        if value < 1:
-            raise ValueError(f"{name} = {value}: expected at least 1")
+    check_value("max_new_tokens", max_new_tokens, COUNT)
+    check_value("samples", samples, COUNT)
     if stop is not None and not len(stop):
         raise ValueError("stop is empty: expected at least one symbol, or None")
     allowed = {len(lengths)}

@@ -8,13 +8,16 @@ from tokenv.env.observation import Observer
 from tokenv.lm.unet import UNet
 
 
-def rescore(lm: UNet, agent: BoundaryAgent, tensordict: TensorDictBase) -> TensorDictBase:
+def rescore(
+    lm: UNet, agent: BoundaryAgent, tensordict: TensorDictBase, *, detach_encoder: bool = False
+) -> TensorDictBase:
     """Score the actions of a rollout again, after model or agent have changed: passes of encoder and policy only.
 
     Args:
         lm: model.
         agent: policy.
         tensordict: detached rollout.
+        detach_encoder: whether the outputs carry no gradient into the encoder.
 
     Returns:
         The rollout with new observations and agent outputs, of which the outputs carry gradients, and with the earlier
@@ -30,6 +33,8 @@ def rescore(lm: UNet, agent: BoundaryAgent, tensordict: TensorDictBase) -> Tenso
         one_sample[keys.DECISION_MASK],
         one_sample.get(keys.TARGET_RATE, None),
     )
+    if detach_encoder:
+        observation = observation.detach()
     rescored = _score_actions(agent, observation, tensordict)
     return rescored.update(observation.detach().expand(tensordict.shape))
 

@@ -193,15 +193,18 @@ def _decide(
 ) -> TensorDict:
     """Return the agent's outputs at T symbols, and the noise; batch size [.., B, T]."""
     decision_mask_BT = observation[keys.DECISION_MASK]
+    seen = observation
+    if sampling.detach_encoder:
+        seen = observation.detach()
     proposed = None
     if sampling.propose is not None:
         proposed = sampling.propose(noise)
     if proposed is None:
-        drawn = agent.draw(observation, noise)
+        drawn = agent.draw(seen, noise)
     else:
         is_first_BT = observation[keys.POSITION] == 0
         proposed = torch.where(decision_mask_BT, proposed, is_first_BT.long())
-        drawn = agent.score(observation, proposed)
+        drawn = agent.score(seen, proposed)
     if sampling.teacher is not None:
         with torch.no_grad():
             demonstrated = sampling.teacher.draw(observation, noise)[keys.ACTION]

@@ -17,6 +17,7 @@ from torchrl.envs import EnvBase
 
 from tokenv.core import keys
 from tokenv.core.contracts import BoundaryAgent, Sampling
+from tokenv.core.errors import COUNT, NOT_NEGATIVE, check_value
 from tokenv.core.rates import Rate
 from tokenv.core.rewards import relative_log_likelihood
 from tokenv.core.sequences import Source, SourceOrFactory
@@ -75,10 +76,8 @@ class TokenizationEnv(EnvBase):
         optional_keys: Collection[str] = (),
         rates: Rate | None = None,
     ) -> None:
-        if batch_size < 1:
-            raise ValueError(f"batch_size = {batch_size}: expected at least one sequence")
-        if window < 0:
-            raise ValueError(f"window = {window}: expected 0 or more earlier actions")
+        check_value("batch_size", batch_size, COUNT)
+        check_value("window", window, NOT_NEGATIVE)
         super().__init__(device=lm.head.weight.device, batch_size=torch.Size([batch_size]))
         held = frozenset(optional_keys)
         if rates is not None:

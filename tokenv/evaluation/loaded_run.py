@@ -17,6 +17,7 @@ from tokenv.config.hardware import check_generation, for_inference
 from tokenv.config.schema import Config, HardwareConfig
 from tokenv.core import checkpoints, keys
 from tokenv.core.errors import COUNT, UserError, check_value
+from tokenv.core.rates import FIXED_RATE
 from tokenv.env.generation import generate
 from tokenv.evaluation.evaluator import DEFAULTS, EvalOptions, EvalSampler, eval_mode, shift_noise
 from tokenv.evaluation.run_state import RunState, load_components
@@ -127,8 +128,7 @@ def resolve_rate(components: Components, config: Config, rate: float | None) -> 
     rates = components.agent.rates
     if rate is None:
         return None if rates is None else rates.mean
-    if not 0 < rate < 1:
-        raise UserError(f"rate = {rate:g}: expected boundaries per symbol in (0, 1), such as 0.2")
+    check_value("rate", rate, FIXED_RATE)
     if rates is None:
         raise UserError(
             f"rate = {rate:g}: this run was trained for one rate, {config.rate:g}: leave it out, or take a run whose "

@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from numpy.typing import ArrayLike
 from torch import Tensor, nn
 
+from tokenv.core.errors import COUNT, NOT_NEGATIVE, check_value
 from tokenv.core.plugins import Registry, construct, find
 from tokenv.lm.codecs.base import Codec, check_sampling
 from tokenv.lm.layers import Linear
@@ -140,14 +141,12 @@ class SeriesCodec(Codec):
         linear_path: int = 0,
     ) -> None:
         super().__init__()
-        if horizon < 0:
-            raise ValueError(f"codec.horizon = {horizon}: expected 0 or more")
+        check_value("codec.horizon", horizon, NOT_NEGATIVE)
         if direct and not horizon:
             raise ValueError(
                 "codec.direct = True with codec.horizon = 0: expected symbols to predict at once, such as 24"
             )
-        if linear_path < 0:
-            raise ValueError(f"codec.linear_path = {linear_path}: expected 0 or more")
+        check_value("codec.linear_path", linear_path, NOT_NEGATIVE)
         if linear_path and not direct:
             raise ValueError(
                 f"codec.linear_path = {linear_path} without codec.direct: expected codec.direct=True"
@@ -156,8 +155,7 @@ class SeriesCodec(Codec):
         self.linear_path = linear_path
         if direct:
             self.trailing = horizon
-        if channels < 1:
-            raise ValueError(f"codec.channels = {channels}: expected at least 1")
+        check_value("codec.channels", channels, COUNT)
         family = find("density", density, DENSITIES, "codec.density")
         self.density: Density = construct(
             f"codec.density {density!r}", family, {}, components=components, bins=bins, reach=reach

@@ -7,7 +7,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from tokenv.core.errors import COUNT, UserError, at_least, bounds, check_bounds, choice
+from tokenv.core.errors import (
+    COUNT,
+    COUNT_OR_NULL,
+    UserError,
+    at_least,
+    bounds,
+    check_bounds,
+    choice,
+)
 
 if TYPE_CHECKING:
     from pandas.tseries.offsets import BaseOffset
@@ -152,9 +160,7 @@ class DirectHeadConfig:
 PEERS = ("dlinear",)
 SAMPLES = at_least(2)
 WINDOWS = at_least(0)
-SEASON = bounds(
-    "a number of steps, such as 24, or null to estimate it", at_least(1, optional=True)["accepts"]
-)
+SEASON = bounds("a number of steps, such as 24, or null to estimate it", COUNT_OR_NULL["accepts"])
 PEER_NAMES = bounds(
     f"names among {', '.join(PEERS)}",
     lambda names: not isinstance(names, str) and all(name in PEERS for name in names),
@@ -177,7 +183,7 @@ class ForecastRequest:
         UserError: a number is too small, or a peer model is unknown.
     """
 
-    horizon: int | None = field(default=None, metadata=at_least(1, optional=True))
+    horizon: int | None = field(default=None, metadata=COUNT_OR_NULL)
     windows: int = field(default=1400, metadata=WINDOWS)
     direct: bool = True
     samples: int = field(default=25, metadata=SAMPLES)

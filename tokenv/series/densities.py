@@ -13,6 +13,8 @@ import torch.nn.functional as F
 from scipy import special
 from torch import Tensor
 
+from tokenv.core.errors import COUNT, check_value
+
 MIN_SCALE = 1e-3
 LOGIT_REACH = 32  # beyond these logits of a logistic variable lies a mass of 3e-14
 LOGIT_STEP = 0.5
@@ -183,8 +185,7 @@ class LogisticMixture(Density):
     """
 
     def __init__(self, components: int = 4) -> None:
-        if components < 1:
-            raise ValueError(f"codec.components = {components}: expected at least 1")
+        check_value("codec.components", components, COUNT)
         self.num_parameters = 3 * components
 
     def _unpack(self, raw: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -278,8 +279,7 @@ class Bins(Density):
     """
 
     def __init__(self, bins: int = 64, reach: float = 5.0) -> None:
-        if bins < 1:
-            raise ValueError(f"codec.bins = {bins}: expected at least 1")
+        check_value("codec.bins", bins, COUNT)
         if not 0 < reach < math.inf:
             raise ValueError(
                 f"codec.reach = {reach}: expected a positive number, such as 5 standard deviations"

@@ -12,7 +12,7 @@ from tokenv.config.components import Components
 from tokenv.config.hardware import check_forecast as check_memory
 from tokenv.config.schema import Config
 from tokenv.core import keys
-from tokenv.core.errors import UserError
+from tokenv.core.errors import UserError, at_least, check_value
 from tokenv.env.generation import generate
 from tokenv.env.rollout import observe
 from tokenv.evaluation.evaluator import DEFAULTS, EvalOptions, shift_noise
@@ -231,8 +231,7 @@ def forecast(
         UserError: ``samples`` below 2; see ``check_horizon``.
     """
     assert direct or not options.logit_bias
-    if samples < 2:
-        raise UserError(f"samples = {samples}: expected at least 2, to measure their spread")
+    check_value("samples", samples, at_least(2))  # to measure their spread
     covariates = batch.symbol_BL.shape[2] - batch.channel_BL.shape[2]
     codec = components.lm.codec
     assert isinstance(codec, SeriesCodec)

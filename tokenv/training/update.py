@@ -99,7 +99,12 @@ class TrainingStep(nn.Module):
         elif batch.head_only:
             td = rescore_head(self.components.agent, batch.rollout)
         else:
-            td = rescore(self.lm, self.components.agent, batch.rollout)
+            td = rescore(
+                self.lm,
+                self.components.agent,
+                batch.rollout,
+                detach_encoder=self.components.detach_encoder,
+            )
         losses = compute_losses(td, self.components)
         total = total_loss(losses, self.weights)
         shares = {name: loss.detach() for name, loss in losses.items()}
