@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Any
 
 from tokenv.config.commands import Record, check_kind
 from tokenv.core.atomic import output
-from tokenv.core.errors import COUNT, COUNT_OR_NULL, NOT_NEGATIVE, UserError, at_least, bounds
+from tokenv.core.errors import (
+    COUNT,
+    COUNT_OR_NULL,
+    NOT_NEGATIVE,
+    SHARE,
+    UserError,
+    at_least,
+    bounds,
+)
 from tokenv.core.rates import FLOPS, REQUESTED_RATE
 from tokenv.data.packed import read_unpacked
 from tokenv.evaluation.run_command import RunCommand, check_input
@@ -85,9 +93,7 @@ class Generate(TextCommand):
     max_new_tokens: int = field(default=200, metadata=COUNT)
     num_return_sequences: int = field(default=1, metadata=COUNT)
     temperature: float = field(default=0.8, metadata=NOT_NEGATIVE)
-    top_p: float = field(
-        default=0.95, metadata=bounds("a number in (0, 1]", lambda value: 0 < value <= 1)
-    )
+    top_p: float = field(default=0.95, metadata=SHARE)
     stop: str | None = field(
         default=None, metadata=bounds("a text which is not empty, or null", lambda x: x != "")
     )

@@ -119,7 +119,11 @@ class Job:
         spec = self.spec
         for path in (Path(spec.cwd), spec.job_dir.parent):
             if not path.is_dir():
-                return JobResult("failed", _unseen(path))
+                unseen = (
+                    f"{socket.gethostname()} does not see {path}: expected the current folder and the store on a file "
+                    "system that all machines share, under the same path"
+                )
+                return JobResult("failed", unseen)
         if spec.stop_requested():
             return JobResult("stopped")
         try:
@@ -147,13 +151,6 @@ class Job:
         return DelayedSubmission(self)
 
     __submitit_checkpoint__ = checkpoint
-
-
-def _unseen(path: Path) -> str:
-    return (
-        f"{socket.gethostname()} does not see {path}: expected the current folder and the store on a file system that "
-        "all machines share, under the same path"
-    )
 
 
 def _start(spec: JobSpec) -> subprocess.Popen[bytes]:

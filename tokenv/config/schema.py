@@ -14,9 +14,11 @@ from tokenv.core.errors import (
     DECAY,
     FRACTION,
     NOT_NEGATIVE,
+    NOT_NEGATIVE_OR_NULL,
     POSITIVE,
     POSITIVE_OR_NULL,
     SEED,
+    SHARE,
     UserError,
     bounds,
     check_bounds,
@@ -39,7 +41,6 @@ MAY_CHANGE = {"may_change": True}  # when a run is resumed
 NO_SETTING = {"setting": False}  # not part of the method
 # without effect on results, or only on their last digits
 MACHINE = MAY_CHANGE | NO_SETTING | {"identity": False}
-SHARE = bounds("a number in (0, 1]", lambda value: 0 < value <= 1)
 VOCABULARY_OR_0 = bounds(
     "0, or a whole number of at least 256", lambda value: value == 0 or value >= 256
 )
@@ -47,7 +48,6 @@ EARLY_WEIGHT = 0.1  # of the early exit's loss, if ``loss.early`` is null
 # At least 1024, which every process can have, so that a stored run of a larger machine stays readable.
 MAX_THREADS = max(4 * (os.cpu_count() or 1), 1024)
 SYMBOLS = bounds("a whole number of at least 1, such as 8e6", COUNT["accepts"])
-LOSS_WEIGHT = bounds("a weight of 0 or more", lambda value: value is None or value >= 0)
 MAX_NORM = bounds("a positive norm (.inf to switch clipping off)", lambda value: value > 0)
 DEVICE = bounds(
     "auto, cpu, cuda or cuda:N",
@@ -79,12 +79,12 @@ class LossConfig:
             encodings which it reads, and the encoder. An imitation still trains both.
     """
 
-    likelihood: float = field(default=1.0, metadata=LOSS_WEIGHT)
-    policy: float = field(default=0.01, metadata=LOSS_WEIGHT)
-    rate: float = field(default=0.01, metadata=LOSS_WEIGHT)
-    imitation: float = field(default=0.0, metadata=LOSS_WEIGHT)
-    early: float | None = field(default=None, metadata=LOSS_WEIGHT)
-    auxiliary: float = field(default=1.0, metadata=LOSS_WEIGHT)
+    likelihood: float = field(default=1.0, metadata=NOT_NEGATIVE)
+    policy: float = field(default=0.01, metadata=NOT_NEGATIVE)
+    rate: float = field(default=0.01, metadata=NOT_NEGATIVE)
+    imitation: float = field(default=0.0, metadata=NOT_NEGATIVE)
+    early: float | None = field(default=None, metadata=NOT_NEGATIVE_OR_NULL)
+    auxiliary: float = field(default=1.0, metadata=NOT_NEGATIVE)
     detach_encoder: bool = False
 
     def __post_init__(self) -> None:

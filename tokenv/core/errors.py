@@ -64,6 +64,7 @@ NOT_NEGATIVE = bounds("0 or more", lambda value: value >= 0)
 NOT_NEGATIVE_OR_NULL = bounds("0 or more, or null", lambda value: value is None or value >= 0)
 DECAY = bounds("a number in [0, 1), such as 0.9", lambda value: 0 <= value < 1)
 FRACTION = bounds("0 to 1", lambda value: 0 <= value <= 1)
+SHARE = bounds("a number in (0, 1]", lambda value: 0 < value <= 1)
 # numpy's range
 SEED = bounds("a whole number from 0 to 4294967295", lambda value: 0 <= value < 2**32)
 

@@ -13,7 +13,16 @@ from tokenv.config.literals import check_plain
 from tokenv.config.schema import Config
 from tokenv.core.atomic import output
 from tokenv.core.conversion import convert, from_dict
-from tokenv.core.errors import COUNT, POSITIVE, SEED, UserError, at_least, bounds, check_bounds
+from tokenv.core.errors import (
+    COUNT,
+    POSITIVE,
+    SEED,
+    SHARE,
+    UserError,
+    at_least,
+    bounds,
+    check_bounds,
+)
 
 RANKS = "ranks"  # a size which is no key of the configuration
 DEFAULT_ESTIMATORS = (
@@ -54,7 +63,6 @@ SAMPLES = bounds(
     "whole numbers of at least 2, to measure their spread, such as samples=[2,25,100]",
     lambda numbers: all(number >= 2 for number in numbers),
 )
-SHARE = bounds("a share above 0 and at most 1", lambda value: 0 < value <= 1)
 CALLS = bounds(
     "a list of names or calls, such as estimators=[reinforce,rloo]",
     lambda texts: not isinstance(texts, str) and len(texts) > 0,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import base64
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pandas as pd
 
@@ -30,7 +30,6 @@ from tokenv.plotting.characters import escape, escape_line
 from tokenv.plotting.figures import Picture
 from tokenv.plotting.html import coloured, legend, render
 
-T = TypeVar("T")
 _MAX_OPEN = 6  # sentences on pairs which are shown without a click
 OF_DIFFERENCE = ["difference", "low", "high", "p", "p_holm", "verdict"]
 METRICS = ["area", "boundary_rate", "loss_raw", "boundary_rate_raw", "flops", "seconds"]
@@ -92,13 +91,14 @@ def comparison_page(comparison: Comparison, pictures: Mapping[str, Picture]) -> 
     ]
 
     def colour_passage(index: int) -> list[tuple[Any, ...]]:
-        def show(method: ComparedMethod) -> list[tuple[str, str, str]]:
+        rows = []
+        for method in sort_methods(comparison):
             texts = passages[method.name]
+            spans: list[tuple[str, str, str]] = []
             if index < len(texts):
-                return coloured(texts[index], scale)
-            return []
-
-        return _rows(comparison, show)
+                spans = coloured(texts[index], scale)
+            rows.append((method.name, spans))
+        return _number_rows(comparison, rows)
 
     return render(
         "compare/report/comparison.html.jinja",
@@ -171,13 +171,6 @@ def _render_table(
         "headers": table.headers(),
         "rows": _number_rows(comparison, rows),
     }
-
-
-def _rows(comparison: Comparison, show: Callable[[ComparedMethod], T]) -> list[tuple[Any, ...]]:
-    """Return number (of its style), name and content of every method's row, best first."""
-    return _number_rows(
-        comparison, [(method.name, show(method)) for method in sort_methods(comparison)]
-    )
 
 
 def _number_rows(comparison: Comparison, rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:

@@ -268,11 +268,10 @@ def rate_columns(comparison: Comparison) -> list[str]:
     rates = comparison.rates
     if not len(rates):
         return []
+    columns = [f"{rate:g}" for rate in sorted(set(rates.target_rate[rates.way != NATIVE]))]
     if (rates.way == NATIVE).any():
-        own = [OWN_RATE]
-    else:
-        own = []
-    return [f"{rate:g}" for rate in sorted(set(rates.target_rate[rates.way != NATIVE]))] + own
+        columns.append(OWN_RATE)
+    return columns
 
 
 def rate_losses(comparison: Comparison) -> list[tuple[str, str, list[Cell]]]:
