@@ -135,7 +135,7 @@ def test_an_empty_teacher_ends_an_imitation() -> None:
         ({"model": {"window": 0}}, r"model.window = 0: expected a whole number of at least 1"),
         ({"hardware": {"device": "gpu"}}, r"hardware.device = 'gpu': expected auto, cpu, cuda"),
         ({"hardware": {"precision": "int8"}}, r"hardware.precision = 'int8'"),
-        ({"loss": {"policy": -1}}, r"loss.policy = -1.0: expected a weight"),
+        ({"loss": {"policy": -1}}, r"loss.policy = -1.0: expected 0 or more"),
         ({"data": {"cut": "slice"}}, r"data.cut"),
         ({"seed": -1}, r"seed = -1: expected"),
         ({"train": {"symbols": float("inf")}}, r"train.symbols = inf: expected a whole number"),

@@ -392,8 +392,9 @@ def _build_learners(
         return agent, estimator, rate_target, None
     teacher = _build_teacher(config, agent, of_agents)
     if config.loss.imitation:
-        stages = (*estimator.stages, Kickstart(teacher))
-        estimator = chain(*stages, num_samples=estimator.sampling.num_samples)
+        estimator = chain(
+            *estimator.stages, Kickstart(teacher), num_samples=estimator.sampling.num_samples
+        )
     return agent, estimator, rate_target, chain(Imitation(teacher))
 
 

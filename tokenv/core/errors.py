@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields
+from numbers import Integral
 from typing import Any
 
 REPORT = "tokenv: this is a mistake in tokenv, or in a module that the command names: please report all of the above"
@@ -45,7 +46,7 @@ def at_least(low: int, *, optional: bool = False) -> dict[str, Any]:
     def accepts(value: Any) -> bool:
         if value is None:
             return optional
-        return isinstance(value, int) and not isinstance(value, bool) and value >= low
+        return isinstance(value, Integral) and not isinstance(value, bool) and int(value) >= low
 
     return bounds(f"a whole number of at least {low}" + ", or null" * optional, accepts)
 
