@@ -271,14 +271,14 @@ def test_mistakes_are_named(wrong: dict[str, Any], message: str) -> None:
 
 
 def gradients_by_owner(components: Components, loss: Tensor) -> dict[str, Tensor]:
-    """Return the norm of the gradient of agent and encoder."""
+    """Return the gradients of agent and encoder, a vector each."""
     loss.backward(retain_graph=True)
-    norms = {}
+    vectors = {}
     for name, module in (("agent", components.agent), ("encoder", components.lm.down)):
         grads = [each.grad for each in module.parameters() if each.grad is not None]
-        norms[name] = torch.cat([grad.flatten() for grad in grads] or [torch.zeros(1)])
+        vectors[name] = torch.cat([grad.flatten() for grad in grads] or [torch.zeros(1)])
         module.zero_grad()
-    return norms
+    return vectors
 
 
 @pytest.mark.parametrize("estimator", ["reinforce", "rloo", "ppo"])

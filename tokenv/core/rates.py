@@ -61,7 +61,7 @@ Rate = float | RateRange
 FIXED_RATE = bounds("boundaries per symbol in (0, 1), such as 0.2", lambda rate: 0 < rate < 1)
 # Range of the rates which a command is asked for; None for a run's own.
 REQUESTED_RATE = bounds(
-    "boundaries per symbol in (0, 1), such as 0.2", lambda rate: rate is None or 0 < rate < 1
+    FIXED_RATE["expected"], lambda rate: rate is None or FIXED_RATE["accepts"](rate)
 )
 FLOPS = bounds(
     "floating-point operations per symbol, such as 1e6", lambda value: value is None or value > 0

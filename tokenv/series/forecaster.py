@@ -12,13 +12,13 @@ from tokenv.config.components import Components
 from tokenv.config.hardware import check_forecast as check_memory
 from tokenv.config.schema import Config
 from tokenv.core import keys
-from tokenv.core.errors import UserError, at_least, check_value
+from tokenv.core.errors import UserError, check_value
 from tokenv.env.generation import generate
 from tokenv.env.rollout import observe
 from tokenv.evaluation.evaluator import DEFAULTS, EvalOptions, shift_noise
 from tokenv.series.baseline_models import Baselines, check_season
 from tokenv.series.codec import LOCATION, SCALE, VALUE, SeriesCodec
-from tokenv.series.config import DirectHeadConfig
+from tokenv.series.config import SAMPLES, DirectHeadConfig
 from tokenv.series.contexts import Array, ContextBatch, ForecastContexts, history_steps
 from tokenv.series.scores import ParametricForecast, PredictiveDistribution, SampleForecast
 
@@ -231,7 +231,7 @@ def forecast(
         UserError: ``samples`` below 2; see ``check_horizon``.
     """
     assert direct or not options.logit_bias
-    check_value("samples", samples, at_least(2))  # to measure their spread
+    check_value("samples", samples, SAMPLES)
     covariates = batch.symbol_BL.shape[2] - batch.channel_BL.shape[2]
     codec = components.lm.codec
     assert isinstance(codec, SeriesCodec)

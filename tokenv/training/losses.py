@@ -50,9 +50,10 @@ def compute_losses(td: TensorDictBase, components: Components) -> dict[str, Tens
 
 
 def total_loss(losses: dict[str, Tensor], weights: LossConfig) -> Tensor:
-    """Return L = L_auto + l_pi L_pi + l_target L_target + l_early L_early (eq. 27), + l_aux L_aux if present.
+    """Return L = L_auto + l_pi L_pi + l_target L_target + l_early L_early (eq. 27).
 
-    So has the imitation of a teacher beside rewards. L_auto has a weight, too, which the paper has not.
+    The auxiliary head and the imitation of a teacher beside rewards are added in the same way if present. L_auto has a
+    weight, too, which the paper has not.
 
     An early exit of weight 0 is left out, so that no gradient is computed for it.
     """

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tokenv.core.devices import shares_memory_with_numpy
+from tokenv.core.errors import SHARE, check_value
 from tokenv.lm.layers import Linear
 
 
@@ -263,8 +264,7 @@ def check_sampling(temperature: float, top_p: float) -> None:
     """Raise a ValueError unless symbols can be drawn with a temperature of 0 or more, and ``top_p`` in (0, 1]."""
     if not 0 <= temperature < math.inf:
         raise ValueError(f"temperature = {temperature}: expected 0 (without chance) or more")
-    if not 0 < top_p <= 1:
-        raise ValueError(f"top_p = {top_p}: expected a number in (0, 1]")
+    check_value("top_p", top_p, SHARE)
 
 
 def make_head(codec: Codec, width: int) -> Linear:
