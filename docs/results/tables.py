@@ -329,6 +329,9 @@ def make_tables(
         "rewards and imitation": compare_methods(
             by_budget["2 MB, rewards and imitation"], "imitation alone"
         ),
+        "rloo and imitation": compare_methods(
+            by_budget["1.8 MB, rloo and imitation"], "imitation alone, 1.8 MB"
+        ),
         "1,024 bytes, 2 sequences": compare_methods(by_budget["1,024 bytes, 2 sequences"]),
         "1,024 bytes, 8 sequences": compare_methods(by_budget["1,024 bytes, 8 sequences"]),
         "width 128, 1,024 bytes": compare_methods(by_budget["width 128, 1,024 bytes"], "carried"),
