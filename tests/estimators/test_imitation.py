@@ -1,6 +1,7 @@
 """Imitation of a teacher: the gradient is that of the cross-entropy, and training begins with it."""
 
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -169,14 +170,26 @@ def run(
 
 @pytest.mark.parametrize(
     ("teacher", "weight"),
-    [("whitespace", 0.0), ("whitespace", 0.5), ("bpe", 0.0), ("entropy", 0.0)],
+    [
+        ("whitespace", 0.0),
+        ("whitespace", 0.5),
+        ("bpe", 0.0),
+        ("bpe", 0.5),
+        ("entropy", 0.0),
+        ("of a run", 0.0),
+        ("of a run", 0.5),
+    ],
 )
 def test_training_begins_with_imitation_and_resumes_inside_it(
     tmp_path: Path, teacher: str, weight: float
 ) -> None:
+    old_run = tmp_path / "old"
+    teachers = TEACHERS | {"of a run": {"pretrained": str(old_run)}}
+    if teacher == "of a run":
+        run(resolve([], settings()), old_run / "checkpoints")
     changes = {
         "loss": {"imitation": weight},
-        "imitation": {"teacher": TEACHERS[teacher], "fraction": 0.5},
+        "imitation": {"teacher": teachers[teacher], "fraction": 0.5},
         "estimator": {"name": "rloo", "num_samples": 2},
         "checkpoint": {"every_symbols": 512},
     }
@@ -186,7 +199,10 @@ def test_training_begins_with_imitation_and_resumes_inside_it(
     imitating = updates if weight else updates // 2
     assert len(whole["train/imitation_nats"]) == imitating
     assert len(whole["train/loss_policy"]) == updates - updates // 2
+    shutil.rmtree(old_run, ignore_errors=True)
     first = checkpoints.load(checkpoints.list_complete(tmp_path / "whole")[0])
+    of_teacher = [name for name in first.tensors if "teacher" in name]
+    assert len({name.partition("_teacher")[2] for name in of_teacher}) == len(of_teacher)
     assert first.state["symbols"] < 0.5 * config.train.symbols
     resumed = run(resolve([], {}, first.state["config"]), tmp_path / "resumed", first)
     for name in (

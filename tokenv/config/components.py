@@ -156,6 +156,14 @@ class Components:
         }
         return {owner: module for owner, module in named.items() if module is not None}
 
+    @property
+    def _saved_modules(self) -> dict[str, torch.nn.Module]:
+        """Components whose state is saved: not the imitation if the estimator holds the same teacher."""
+        saved = self.modules
+        if self.sampling.teacher is not None:
+            saved.pop("imitation", None)
+        return saved
+
     def named_parameters(self) -> dict[str, torch.nn.Parameter]:
         """Return all trained parameters by name, with the prefix ``lm.``, ``agent.`` or ``estimator.``."""
         return {
@@ -169,7 +177,7 @@ class Components:
         """Return parameters and buffers of all components."""
         return {
             f"{owner}.{k}": v
-            for owner, module in self.modules.items()
+            for owner, module in self._saved_modules.items()
             for k, v in module.state_dict().items()
         }
 
@@ -179,7 +187,7 @@ class Components:
         Raises:
             UserError: a component rejects its state, such as a damaged tokenizer.
         """
-        for owner, module in self.modules.items():
+        for owner, module in self._saved_modules.items():
             own = {
                 k.removeprefix(f"{owner}."): v
                 for k, v in state.items()
