@@ -88,7 +88,7 @@ def describe_test(test: Difference, p: float | None = None) -> str:
         return ""
     if p is None:
         p = test.p
-    text = f"{test.mean:.3f} ({test.low:.3f} to {test.high:.3f}), {p:.2g}"
+    text = f"{test.mean:z.3f} ({test.low:z.3f} to {test.high:z.3f}), {p:.2g}"
     return text.replace("-", "−")
 
 
