@@ -20,7 +20,6 @@ from tokenv.core.errors import (
     bounds,
 )
 from tokenv.core.rates import FLOPS, REQUESTED_RATE
-from tokenv.data.packed import read_unpacked
 from tokenv.evaluation.run_command import RunCommand, check_input
 from tokenv.plotting.characters import Character, escape
 from tokenv.plotting.console import console, write_json_output
@@ -74,6 +73,8 @@ class TextCommand(RunCommand):
             return encode(self.text or "")
         if self.file == STANDARD_INPUT:
             return sys.stdin.buffer.read()
+        from tokenv.data.packed import read_unpacked  # loads pyarrow
+
         return read_unpacked(Path(self.file))
 
 

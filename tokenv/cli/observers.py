@@ -21,7 +21,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from tokenv.core.atomic import copy_atomically, write_atomically
+from tokenv.core.atomic import write_atomically
 from tokenv.core.errors import RunFailedError, UserError
 from tokenv.core.trust import read_json
 from tokenv.plotting.characters import escape_line
@@ -100,7 +100,7 @@ class FileStorage(FileStorageObserver):
         stored = store_dir / f"{source.stem}_{get_digest(filename)}{source.suffix}"
         store_dir.mkdir(parents=True, exist_ok=True)
         if not stored.exists():
-            copy_atomically(source, stored)
+            write_atomically(stored, source.read_bytes())
         return stored
 
     def save_file(self, filename: str, target_name: str | None = None) -> None:
@@ -108,7 +108,7 @@ class FileStorage(FileStorageObserver):
         name = target_name or Path(filename).name
         if name in INITIAL_FILES:
             raise FileExistsError(f"{name}: a file of this name records the run itself")
-        copy_atomically(filename, Path(self.dir) / name)
+        write_atomically(Path(self.dir) / name, Path(filename).read_bytes())
 
     def save_json(self, obj: Any, filename: str) -> None:
         """Write a file in one step, so that a kill or a full disk leaves the old file and not a half of the new one.

@@ -36,7 +36,7 @@ from tokenv.config.commands import Command, Record
 from tokenv.config.files import named_configs
 from tokenv.config.registry import plugins
 from tokenv.core import trust
-from tokenv.core.atomic import check_encoding, copy_atomically
+from tokenv.core.atomic import check_encoding, write_atomically
 from tokenv.core.errors import UserError
 from tokenv.core.processes import GracefulStop
 
@@ -105,7 +105,7 @@ def _make_record(run: Run, scratch: Path) -> Record:
     def add(path: Path) -> None:
         if folder and not has_files:
             folder.mkdir(parents=True, exist_ok=True)
-            copy_atomically(path, folder / path.name)
+            write_atomically(folder / path.name, path.read_bytes())
         run.add_artifact(path, path.name)
 
     return Record(scratch, folder, f"tokenv run {run._id}", run.log_scalar, add)

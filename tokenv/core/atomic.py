@@ -60,11 +60,6 @@ def write_atomically(path: Path, content: str | bytes) -> None:
         scratch.write_bytes(data)
 
 
-def copy_atomically(source: str | Path, path: str | Path) -> None:
-    """Copy a file's content, complete or not at all; see ``write_atomically``."""
-    write_atomically(Path(path), Path(source).read_bytes())
-
-
 @contextmanager
 def replacing_folder(path: Path) -> Iterator[Path]:
     """Yield an empty folder to write files to, and rename it when they are on the disk; it replaces an existing one.

@@ -1,4 +1,4 @@
-"""Read files which may be compressed; unlike the libraries' own readers, notice every truncated end."""
+"""Read files which may be compressed; a truncated end is an error, whatever the compression."""
 
 from __future__ import annotations
 
@@ -6,17 +6,22 @@ import gzip
 import lzma
 import zlib
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
-from typing import IO
+from typing import Any
 
-import zstandard
+import pyarrow
 
 from tokenv.core.errors import UserError
 
 CHUNK_BYTES = 2**20
-DAMAGED = (EOFError, OSError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
-OPENERS: dict[str, Callable[[Path], IO[bytes]]] = {".gz": gzip.open, ".xz": lzma.open}  # type: ignore[dict-item]
-PACKED = (".gz", ".xz", ".zst")
+DAMAGED = (EOFError, OSError, zlib.error, lzma.LZMAError)
+OPENERS: dict[str, Callable[[Path], Any]] = {
+    ".gz": gzip.open,
+    ".xz": lzma.open,
+    ".zst": partial(pyarrow.input_stream, compression="zstd"),
+}
+PACKED = tuple(OPENERS)
 
 
 def read_unpacked(path: Path) -> bytes:
@@ -44,22 +49,5 @@ def unpacked_chunks(path: Path) -> Iterator[bytes]:
     Raises:
         Exception: one of ``DAMAGED``.
     """
-    with OPENERS.get(path.suffix, Path.open)(path, "rb") as file:  # type: ignore[call-arg]
-        chunks = iter(lambda: file.read(CHUNK_BYTES), b"")
-        if path.suffix == ".zst":
-            chunks = _decompress(chunks)
-        yield from chunks
-
-
-def _decompress(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Decompress successive Zstandard frames."""
-    frame = None
-    for packed in chunks:
-        while packed:
-            frame = frame or zstandard.ZstdDecompressor().decompressobj()
-            yield frame.decompress(packed)
-            packed = frame.unused_data  # nothing before the frame's end
-            if frame.eof:
-                frame = None
-    if frame is not None:
-        raise EOFError("the file ends before its last frame does")
+    with OPENERS.get(path.suffix, partial(open, mode="rb"))(path) as file:
+        yield from iter(partial(file.read, CHUNK_BYTES), b"")
