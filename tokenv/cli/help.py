@@ -25,7 +25,6 @@ from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -144,7 +143,7 @@ def _print_kind(kind: str, *, heading: bool) -> None:
 def _configs() -> Rows:
     for name, path in named_configs().items():
         lines = path.read_text(encoding="utf-8").splitlines()
-        comment = takewhile(lambda line: line.startswith("#"), lines)
+        comment = itertools.takewhile(lambda line: line.startswith("#"), lines)
         text = " ".join(line.lstrip("# ") for line in comment)
         first, stop, _ = text.partition(". ")
         yield name, first + stop.strip()

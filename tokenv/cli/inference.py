@@ -28,11 +28,7 @@ if TYPE_CHECKING:
     from tokenv.library.spans import Spans
 
 STANDARD_INPUT = "-"
-
-
-def encode(text: str) -> bytes:
-    """Return the bytes of a text; bytes of the command line which are not UTF-8 are kept."""
-    return text.encode(errors="surrogateescape")
+KEPT = "surrogateescape"  # bytes of the command line which are not UTF-8
 
 
 @dataclass(frozen=True)
@@ -70,7 +66,7 @@ class TextCommand(RunCommand):
             UserError: the file is compressed and damaged.
         """
         if self.file is None:
-            return encode(self.text or "")
+            return (self.text or "").encode(errors=KEPT)
         if self.file == STANDARD_INPUT:
             return sys.stdin.buffer.read()
         from tokenv.data.packed import read_unpacked  # loads pyarrow
@@ -120,7 +116,7 @@ class Generate(TextCommand):
             rate = rate_for_flops(trained.components, self.flops, trained.config.data.seq_len)
         stop = None
         if self.stop is not None:
-            stop = encode(self.stop)
+            stop = self.stop.encode(errors=KEPT)
         (written,) = generate_texts(
             trained,
             [self.read_text()],

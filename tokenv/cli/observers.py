@@ -237,8 +237,7 @@ def mark_completed(
 def _stored_times(metric: Any) -> list[Any]:
     """Return the times of a metric of metrics.json; none where it is missing or damaged."""
     if isinstance(metric, dict) and isinstance(metric.get("timestamps"), list):
-        times: list[Any] = metric["timestamps"]
-        return times
+        return metric["timestamps"]
     return []
 
 

@@ -30,7 +30,6 @@ from tokenv.core import trust
 from tokenv.core.atomic import write_atomically
 from tokenv.core.distributed import LostRankError
 from tokenv.core.processes import GracefulStop
-from tokenv.core.trust import read_json
 from tokenv.data.corpus import reading_once
 
 PLAN_FILE = "plan.json"  # in a job's folder: what the first of several processes has decided
@@ -129,6 +128,6 @@ def _follow(spec: JobSpec, run_command: RunCommand) -> None:
         if spec.result_file(0).exists():
             return
         time.sleep(PLAN_SECONDS)
-    plan = read_json(path)
+    plan = trust.read_json(path)
     os.environ.update(plan["environment"])
     run_command("train", plan["arguments"])

@@ -292,8 +292,7 @@ def _memory(name: str) -> tuple[int, int]:
     """Return the free and the total memory of the machine or the GPU in bytes."""
     device = resolve_device(name)
     if has_own_memory(device):
-        free, total = torch.get_device_module(device).mem_get_info(device)
-        return free, total
+        return torch.get_device_module(device).mem_get_info(device)
     machine = psutil.virtual_memory()
     return machine.available, machine.total
 

@@ -41,24 +41,22 @@ type_hints: Callable[[type], dict[str, Any]] = functools.cache(
 Named = Annotated[Section, "named"]
 SECTION_TEXTS = ("name", "pretrained", "tokenizer")  # of these options, those that take any text
 
-WORDS = {
+WORDS: dict[Any, str] = {
     bool: "true or false",
     int: "a whole number",
     float: "a number",
     str: "text",
     Path: "a path",
     NoneType: "null",
+    Limit: "a number or .inf",
+    Figure: "a number",
+    Plain: "a number, text, true or false, null, or a list or section of these",
 }
 LISTS: dict[Any, str] = {  # by the type of their values
     int: "whole numbers, in a list such as [0, 1, 2]",
     float: "numbers, in a list such as [0.1, 0.2]",
     str: "texts, in a list such as [a, b]",
     Named: "names, in a list such as [a, b], or [{name: a, option: 1}]",
-}
-WORDS |= {
-    Limit: "a number or .inf",
-    Figure: "a number",
-    Plain: "a number, text, true or false, null, or a list or section of these",
 }
 
 

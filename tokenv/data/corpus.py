@@ -174,8 +174,7 @@ class Corpus:
             raise UserError(
                 "split = 'test': expected validation, for a corpus of text has no test side"
             )
-        batch: SequenceBatch = self.dataset.test(max_sequences)
-        return batch
+        return self.dataset.test(max_sequences)
 
 
 @dataclass(frozen=True)

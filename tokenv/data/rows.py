@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-from datasets import logging as datasets_logging
 from pyarrow import parquet
 
 from tokenv.core import trust
@@ -18,7 +17,7 @@ from tokenv.core.errors import UserError
 from tokenv.data.packed import DAMAGED, unpacked_chunks
 
 # its logs of a broken file are in our message
-datasets_logging.set_verbosity(datasets_logging.CRITICAL)
+datasets.logging.set_verbosity(datasets.logging.CRITICAL)
 Row = Mapping[str, Any]
 HUB_ADVICE = "expected a connection, and a data set of this name, configuration and split"
 

@@ -80,14 +80,8 @@ class Evaluation:
         """Build the evaluation whose ``metrics`` are given."""
         names = {unit: "loss", f"{unit}_early": "loss_early"}
         known = {each.name for each in fields(cls)}
-        figures = {}
-        by_name = {}
-        for name, value in values.items():
-            name = names.get(name, name)
-            if name in known:
-                figures[name] = value
-            else:
-                by_name[name] = value
+        figures = {names.get(name, name): value for name, value in values.items()}
+        by_name = {name: figures.pop(name) for name in [*figures] if name not in known}
         return cls(unit, **figures, by_name=by_name)
 
 

@@ -93,8 +93,7 @@ def load(
         target = trained.config.data.options.model
         if target is None:
             return Model(trained)
-        model: Model = resolve_name(target)(trained)
-        return model
+        return resolve_name(target)(trained)
 
 
 class Model:
