@@ -159,10 +159,7 @@ COMMAND_OPTIONS = ("resume", "title")  # of tokenv train, beside its configurati
 
 def named_configs() -> dict[str, Path]:
     """Return the files of the configurations that come with tokenv, by name."""
-    try:
-        folder = Path(str(resources.files("tokenv.configs")))
-    except ModuleNotFoundError:  # a checkout which is not installed
-        folder = Path(__file__).parents[2] / "configs"
+    folder = Path(str(resources.files("tokenv.configs")))
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 

@@ -309,8 +309,7 @@ def _choice(value: Any, choices: Sequence[Any]) -> Any:
 
 
 def _list(value: Any, parts: Sequence[Any], kind: type) -> Any:
-    if not isinstance(value, list | tuple):
-        raise ValueError
+    _require(isinstance(value, list | tuple))
     hints = [part for part in parts if part is not Ellipsis] or [Any]
     if kind is list or Ellipsis in parts or not parts:
         hints = hints * len(value)
