@@ -1,7 +1,5 @@
 """``tokenv compare``: train and evaluate methods × seeds at one budget, and write one report of all."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any, Self
 

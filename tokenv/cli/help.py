@@ -14,8 +14,6 @@ without KIND.
 Only light modules are imported here, so that help and completion answer at once.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import itertools

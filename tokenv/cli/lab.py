@@ -1,7 +1,5 @@
 """Commands of the laboratory: bench and variance."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import asdict
 from pathlib import Path

@@ -6,8 +6,6 @@ followed, and a template in a store (which is code) is not rendered. Trackers se
 Biases and MLflow.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import shutil

@@ -4,8 +4,6 @@ Only ``tokenv compare`` starts it. How it ended is written down beside FILE: see
 starts several processes, the first one holds the lock, decides what is to be trained, and evaluates it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -3,8 +3,6 @@
 Only this module and ``observers`` import Sacred.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import re

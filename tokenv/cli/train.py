@@ -1,7 +1,5 @@
 """``tokenv train``: train, then store and show the results; in one process, or in those which torchrun started."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import math

@@ -1,7 +1,5 @@
 """Help on keys and names, read from docstrings; only dataclasses of options are imported."""
 
-from __future__ import annotations
-
 import ast
 import functools
 import inspect

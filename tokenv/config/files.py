@@ -4,15 +4,13 @@ An earlier run may give its agent (``agent.pretrained=runs/3 agent.frozen=true``
 (``init_from=runs/3 freeze_lm=true``).
 """
 
-from __future__ import annotations
-
 import copy
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tokenv.config.literals import CONFIGURATION_SUFFIXES, parse_yaml
 from tokenv.config.schema import Config
@@ -71,7 +69,7 @@ class LoadedAgent:
                 )
 
     @classmethod
-    def of(cls, section: Mapping[str, Any]) -> LoadedAgent:
+    def of(cls, section: Mapping[str, Any]) -> Self:
         """Build from a section, and check it.
 
         Raises:

@@ -1,7 +1,5 @@
 """The configuration of a training run: all keys with their meanings, defaults and ranges."""
 
-from __future__ import annotations
-
 import os
 import re
 from dataclasses import asdict, dataclass, field, fields

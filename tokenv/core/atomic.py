@@ -1,7 +1,5 @@
 """Write files and folders atomically: they are complete or do not exist."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

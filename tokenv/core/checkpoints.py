@@ -1,7 +1,5 @@
 """Save and load checkpoints: safetensors and JSON, complete or not there at all; and files with their own checksum."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping

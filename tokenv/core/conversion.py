@@ -4,8 +4,6 @@ An annotation may be ``bool``, ``int``, ``float``, ``str``, ``Path``, ``None``, 
 dictionary of these, or a dataclass. A value with another annotation, or none, is not changed.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import math

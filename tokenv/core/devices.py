@@ -1,7 +1,5 @@
 """What a device can do. Code which computes asks here, and names no device itself."""
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

@@ -1,7 +1,5 @@
 """Registries of classes by name, none of which is imported before it is used, and how what they name is built."""
 
-from __future__ import annotations
-
 import functools
 import inspect
 import sys

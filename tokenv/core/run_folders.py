@@ -1,7 +1,5 @@
 """Checkpoints in run folders, and the digests of their files, for code without tensors: nothing here imports torch."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

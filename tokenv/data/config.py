@@ -1,7 +1,5 @@
 """Configuration of the data: what to read and how to cut it into sequences."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 

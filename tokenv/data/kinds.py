@@ -1,7 +1,5 @@
 """Kinds of data: text, which is built in, and those which packages register as ``tokenv.data``."""
 
-from __future__ import annotations
-
 from collections import ChainMap
 from collections.abc import Mapping
 from contextlib import suppress

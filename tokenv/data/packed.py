@@ -1,7 +1,5 @@
 """Read files which may be compressed; a truncated end is an error, whatever the compression."""
 
-from __future__ import annotations
-
 import gzip
 import lzma
 import zlib

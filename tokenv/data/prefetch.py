@@ -1,11 +1,9 @@
 """Read batches ahead, in a thread, while the ones before are used."""
 
-from __future__ import annotations
-
 import dataclasses
 import queue
 import threading
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 
@@ -47,7 +45,7 @@ class PrefetchedSource:
             target=self._prefetch, name="tokenv reads ahead", daemon=True
         )
 
-    def __enter__(self) -> PrefetchedSource:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 

@@ -1,7 +1,5 @@
 """Read rows of JSON files and of data sets; every failure is one message for the user."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping

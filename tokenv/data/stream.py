@@ -1,7 +1,5 @@
 """Endless streams of training sequences which resume at every step, and the epochs over data in memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 

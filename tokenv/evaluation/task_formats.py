@@ -4,8 +4,6 @@ A task's rows come from the Hugging Face Hub or from local files with the same f
 https://github.com/EleutherAI/lm-evaluation-harness: an answer is a blank and its text, as one continuation.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Save models in folders and on the Hugging Face Hub: parameters, the run's state, and a model card."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping
