@@ -3,8 +3,9 @@
 import gzip
 import lzma
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pyarrow
 
 from tokenv.core.errors import UserError
 
-CHUNK_BYTES = 2**20
+BUFFER_BYTES = 2**20
 DAMAGED = (EOFError, OSError, zlib.error, lzma.LZMAError)
 OPENERS: dict[str, Callable[[Path], Any]] = {
     ".gz": gzip.open,
@@ -32,7 +33,8 @@ def read_unpacked(path: Path) -> bytes:
     if path.suffix not in PACKED:
         return path.read_bytes()
     try:
-        return b"".join(unpacked_chunks(path))
+        with open_unpacked(path) as file:
+            return file.read()
     except DAMAGED as error:
         if isinstance(error, OSError) and error.filename is not None:
             raise
@@ -41,11 +43,9 @@ def read_unpacked(path: Path) -> bytes:
         ) from error
 
 
-def unpacked_chunks(path: Path) -> Iterator[bytes]:
-    """Yield the contents of a file, decompressed if its name ends with one of ``PACKED``.
+def open_unpacked(path: Path) -> BufferedReader:
+    """Open a file for reading, decompressed if its name ends with one of ``PACKED``.
 
-    Raises:
-        Exception: one of ``DAMAGED``.
+    Reading a file which is damaged raises one of ``DAMAGED``.
     """
-    with OPENERS.get(path.suffix, partial(open, mode="rb"))(path) as file:
-        yield from iter(partial(file.read, CHUNK_BYTES), b"")
+    return BufferedReader(OPENERS.get(path.suffix, partial(open, mode="rb"))(path), BUFFER_BYTES)
