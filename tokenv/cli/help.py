@@ -29,7 +29,7 @@ from typing import Any
 from tokenv.cli.command_registry import COMMANDS, load_command
 from tokenv.config import registry
 from tokenv.config.field_docs import Key, describe, keys_of, meanings
-from tokenv.config.files import load_yaml, named_configs
+from tokenv.config.files import config_path, load_yaml, named_configs
 from tokenv.core.callbacks import CALLBACKS
 from tokenv.core.conversion import parameters
 from tokenv.core.errors import UserError, suggest
@@ -183,9 +183,8 @@ KINDS: dict[str, Callable[[], Rows]] = {
 def _show_one(kind: str, name: str) -> None:
     """Print the whole documentation of one name, and its options; this imports it."""
     if kind == "configs":
-        if name not in named_configs():
-            raise UserError(f"no configuration {name!r}: {suggest(name, named_configs())}")
-        print(named_configs()[name], named_configs()[name].read_text(encoding="utf-8"), sep="\n")
+        path = config_path(name)
+        print(path, path.read_text(encoding="utf-8"), sep="\n")
         return
     if kind not in LISTED:
         raise UserError(f"cannot list {kind} {name!r}: expected tokenv list {kind}")

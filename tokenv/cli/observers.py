@@ -294,9 +294,7 @@ class Tracker(RunObserver, ABC):
         _id: Any,
     ) -> None:
         """Handle the start of the run."""
-        number = _id
-        if number is None:
-            number = start_time.strftime("%Y%m%d-%H%M%S")
+        number = _id or start_time.strftime("%Y%m%d-%H%M%S")
         self.begin(f"{ex_info['name']}-{number}", config)
         self.has_begun = True
 

@@ -124,8 +124,9 @@ def from_dict(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
                 values[item.name], hints[item.name], f"{prefix}{item.name}", expected
             )
         elif item.default is MISSING and item.default_factory is MISSING:
-            expected = expected or in_words(hints[item.name])
-            raise UserError(f"{prefix}{item.name} is missing: expected {expected}")
+            raise UserError(
+                f"{prefix}{item.name} is missing: expected {expected or in_words(hints[item.name])}"
+            )
     return kind(**converted)
 
 
@@ -300,8 +301,7 @@ def _union(value: Any, parts: Sequence[Any]) -> Any:
 
 def _choice(value: Any, choices: Sequence[Any]) -> Any:
     if isinstance(value, bool) and value not in choices:
-        words = {True: "on", False: "off"}
-        value = words[value]
+        value = {True: "on", False: "off"}[value]
     _require(any(type(value) is type(choice) and value == choice for choice in choices))
     return value
 
