@@ -49,7 +49,7 @@ def foreign(tmp_path: Path) -> Path:
 
 WRITERS: dict[str, Callable[[Path], Any]] = {
     "file": lambda path: atomic.write_atomically(path, "theirs"),
-    "copy": lambda path: atomic.copy_atomically(__file__, path),
+    "copy": lambda path: atomic.write_atomically(path, b"copy"),
     "sealed": lambda path: checkpoints.write_json(path, {"a": 1}, 1),
     "tensors": lambda path: checkpoints.save_tensors({"a": torch.ones(2)}, path),
 }

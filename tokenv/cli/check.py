@@ -1,7 +1,5 @@
 """``tokenv check NAME key=value ...``: check an agent, estimator, rate target or codec, built in or of one's own."""
 
-from __future__ import annotations
-
 import inspect
 import shlex
 import sys

@@ -1,7 +1,5 @@
 """``tokenv compare``: train and evaluate methods × seeds at one budget, and write one report of all."""
 
-from __future__ import annotations
-
 import sys
 from typing import Any, Self
 
@@ -42,14 +40,13 @@ class Compare(CompareOptions, Command):
     def work(self, record: Record) -> list[dict[str, Any]]:
         """Train and evaluate all runs of a comparison, write its report, and return the loss of every method."""
         from tokenv.compare.command import compare_methods
-        from tokenv.compare.report.page import write_reports
-        from tokenv.compare.report.report_tables import print_comparison
+        from tokenv.compare.report import page, report_tables
 
         comparisons = compare_methods(self, progress=sys.stderr.isatty())
-        for path in write_reports(comparisons, record.scratch, self.reference):
+        for path in page.write_reports(comparisons, record.scratch, self.reference):
             record.add(path)
         for comparison in comparisons.values():
-            print_comparison(comparison)
+            report_tables.print_comparison(comparison)
         if record.folder is not None:
             console().print(f"report: {record.folder / 'report.html'}")
         failed = sum(len(comparison.failed) for comparison in comparisons.values())

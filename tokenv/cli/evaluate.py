@@ -127,9 +127,7 @@ class Evaluate(RunCommand):
 
     def work(self, _record: Record) -> dict[str, Any]:
         """Evaluate with sampled boundaries, with thresholded ones and, on request, at exactly the target rate."""
-        from tokenv.evaluation.calibration import calibrate
-        from tokenv.evaluation.evaluator import EvalOptions, evaluate
-        from tokenv.evaluation.task_scores import score_task
+        from tokenv.evaluation import calibration, evaluator, task_scores
 
         trained = self.load(kind=None)
         if self.task_names:
@@ -143,7 +141,7 @@ class Evaluate(RunCommand):
         tasks = {
             name: load_questions(name, self.files_of(name), self.limit) for name in self.task_names
         }
-        how = EvalOptions(
+        how = evaluator.EvalOptions(
             self.batch_size,
             self.seed,
             tolerance=data.options.boundary_tolerance,
@@ -151,11 +149,11 @@ class Evaluate(RunCommand):
         )
         if self.at_rates:
             return _evaluate_at_rates(trained, data, self, how)
-        held_out, calibration = _load_held_out(data, self, self.calibrate)
+        held_out, others = _load_held_out(data, self, self.calibrate)
         ways = {"sampled": how, "thresholded": replace(how, threshold=True)}
-        if calibration is not None and self.calibrate:
+        if others is not None and self.calibrate:
             rate = trained.config.rate  # for a range the bias is for its mean
-            bias = calibrate(trained.components, calibration, rate, how)
+            bias = calibration.calibrate(trained.components, others, rate, how)
             if bias is None:
                 agent = trained.config.agent["name"]
                 raise UserError(
@@ -164,13 +162,13 @@ class Evaluate(RunCommand):
             ways["calibrated"] = replace(how, logit_bias=bias)
         results: dict[str, dict[str, Any]] = {}
         for name, way in ways.items():
-            result = evaluate(trained.components, held_out, way).metrics()
+            result = evaluator.evaluate(trained.components, held_out, way).metrics()
             results[name] = result
             if name == "calibrated":
                 result["logit_bias"] = way.logit_bias
             rows = _format_known(result)
             for task, questions in tasks.items():
-                score = score_task(
+                score = task_scores.score_task(
                     trained.components, questions, way, seq_len=trained.config.data.seq_len
                 )
                 result[task] = {
@@ -200,9 +198,7 @@ def _evaluate_at_rates(
     trained: LoadedRun, data: DataConfig, options: Evaluate, how: EvalOptions
 ) -> dict[str, Any]:
     """Evaluate all runs at the requested rates on the same sequences; print a table and write the files."""
-    from tokenv.evaluation.calibration import RatePoint, evaluate_rates
-    from tokenv.evaluation.loaded_run import rate_for_flops
-    from tokenv.evaluation.report import draw_rates, rates_table, write_rates
+    from tokenv.evaluation import calibration, loaded_run, report
 
     runs = {options.run: trained} | {
         run: options.load(run, kind=None) for run in options.other_runs
@@ -213,16 +209,17 @@ def _evaluate_at_rates(
     calibrated = {
         run for run, each in runs.items() if calibrate_all or each.components.agent.rates is None
     }
-    held_out, calibration = _load_held_out(data, options, bool(calibrated))
-    points: list[RatePoint] = []
+    held_out, others = _load_held_out(data, options, bool(calibrated))
+    points: list[calibration.RatePoint] = []
     for run, each in runs.items():
         rates = options.rates
         if options.flops is not None:
-            rates = [rate_for_flops(each.components, options.flops, each.config.data.seq_len)]
+            length = each.config.data.seq_len
+            rates = [loaded_run.rate_for_flops(each.components, options.flops, length)]
         shifted_on = None
         if run in calibrated:
-            shifted_on = calibration
-        measured = evaluate_rates(
+            shifted_on = others
+        measured = calibration.evaluate_rates(
             each.components,
             each.config,
             rates,
@@ -238,15 +235,15 @@ def _evaluate_at_rates(
     wide = 110
     if weights:
         wide = 140
-    console(wide=wide).print(rates_table(points, unit=unit, title=title))
+    console(wide=wide).print(report.rates_table(points, unit=unit, title=title))
     if options.out is not None:
         table = Path(f"{options.out}.csv")
         picture = table.with_suffix(".png")
-        write_rates(points, table)
+        report.write_rates(points, table)
         above = f"{options.run}, {title}"
         if options.title is not None:
             above = options.title
-        draw_rates(points, picture, unit=unit, title=above, trained=trained.config.rate)
+        report.draw_rates(points, picture, unit=unit, title=above, trained=trained.config.rate)
         console().print(f"rates: {table}, {picture}")
     result = {"unit": unit, "points": [asdict(point) for point in points]}
     write_json_output(options.json, result)

@@ -14,8 +14,6 @@ without KIND.
 Only light modules are imported here, so that help and completion answer at once.
 """
 
-from __future__ import annotations
-
 import dataclasses
 import inspect
 import itertools
@@ -25,14 +23,13 @@ from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from functools import partial
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 from tokenv.cli.command_registry import COMMANDS, load_command
 from tokenv.config import registry
 from tokenv.config.field_docs import Key, describe, keys_of, meanings
-from tokenv.config.files import load_yaml, named_configs
+from tokenv.config.files import config_path, load_yaml, named_configs
 from tokenv.core.callbacks import CALLBACKS
 from tokenv.core.conversion import parameters
 from tokenv.core.errors import UserError, suggest
@@ -144,7 +141,7 @@ def _print_kind(kind: str, *, heading: bool) -> None:
 def _configs() -> Rows:
     for name, path in named_configs().items():
         lines = path.read_text(encoding="utf-8").splitlines()
-        comment = takewhile(lambda line: line.startswith("#"), lines)
+        comment = itertools.takewhile(lambda line: line.startswith("#"), lines)
         text = " ".join(line.lstrip("# ") for line in comment)
         first, stop, _ = text.partition(". ")
         yield name, first + stop.strip()
@@ -186,9 +183,8 @@ KINDS: dict[str, Callable[[], Rows]] = {
 def _show_one(kind: str, name: str) -> None:
     """Print the whole documentation of one name, and its options; this imports it."""
     if kind == "configs":
-        if name not in named_configs():
-            raise UserError(f"no configuration {name!r}: {suggest(name, named_configs())}")
-        print(named_configs()[name], named_configs()[name].read_text(encoding="utf-8"), sep="\n")
+        path = config_path(name)
+        print(path, path.read_text(encoding="utf-8"), sep="\n")
         return
     if kind not in LISTED:
         raise UserError(f"cannot list {kind} {name!r}: expected tokenv list {kind}")

@@ -20,7 +20,6 @@ from tokenv.core.errors import (
     bounds,
 )
 from tokenv.core.rates import FLOPS, REQUESTED_RATE
-from tokenv.data.packed import read_unpacked
 from tokenv.evaluation.run_command import RunCommand, check_input
 from tokenv.plotting.characters import Character, escape
 from tokenv.plotting.console import console, write_json_output
@@ -29,11 +28,7 @@ if TYPE_CHECKING:
     from tokenv.library.spans import Spans
 
 STANDARD_INPUT = "-"
-
-
-def encode(text: str) -> bytes:
-    """Return the bytes of a text; bytes of the command line which are not UTF-8 are kept."""
-    return text.encode(errors="surrogateescape")
+KEPT = "surrogateescape"  # bytes of the command line which are not UTF-8
 
 
 @dataclass(frozen=True)
@@ -71,9 +66,11 @@ class TextCommand(RunCommand):
             UserError: the file is compressed and damaged.
         """
         if self.file is None:
-            return encode(self.text or "")
+            return (self.text or "").encode(errors=KEPT)
         if self.file == STANDARD_INPUT:
             return sys.stdin.buffer.read()
+        from tokenv.data.packed import read_unpacked  # loads pyarrow
+
         return read_unpacked(Path(self.file))
 
 
@@ -108,30 +105,30 @@ class Generate(TextCommand):
 
     def work(self, _record: Record) -> str:
         """Continue a text, and draw its boundaries on the way; the result is the first continuation."""
-        from tokenv.evaluation.evaluator import EvalOptions
-        from tokenv.evaluation.loaded_run import generate_texts, rate_for_flops
-        from tokenv.evaluation.text_report import print_passage, to_passage
+        from tokenv.evaluation import evaluator, loaded_run, text_report
         from tokenv.library.spans import Spans
 
         trained = self.load()
         rate = self.rate
         if self.flops is not None:
-            rate = rate_for_flops(trained.components, self.flops, trained.config.data.seq_len)
+            rate = loaded_run.rate_for_flops(
+                trained.components, self.flops, trained.config.data.seq_len
+            )
         stop = None
         if self.stop is not None:
-            stop = encode(self.stop)
-        (written,) = generate_texts(
+            stop = self.stop.encode(errors=KEPT)
+        (written,) = loaded_run.generate_texts(
             trained,
             [self.read_text()],
             self.max_new_tokens,
-            EvalOptions(seed=self.seed, rate=rate),
+            evaluator.EvalOptions(seed=self.seed, rate=rate),
             samples=self.num_return_sequences,
             temperature=self.temperature,
             top_p=self.top_p,
             stop=stop,
         )
         for each in written:
-            print_passage(to_passage(each))
+            text_report.print_passage(text_report.to_passage(each))
         spans: Any = [Spans(each, trained.state.step).as_dict() for each in written]
         if self.num_return_sequences == 1:
             (spans,) = spans
@@ -167,14 +164,7 @@ class Segment(TextCommand):
 
     def work(self, _record: Record) -> dict[str, Any]:
         """Colour a text by boundary probability, as one run or several segment it."""
-        from tokenv.evaluation.calibration import segment_at_rate
-        from tokenv.evaluation.evaluator import EvalOptions
-        from tokenv.evaluation.text_report import (
-            passage_facts,
-            print_passage,
-            to_passage,
-            write_pages,
-        )
+        from tokenv.evaluation import calibration, evaluator, text_report
         from tokenv.library.spans import Spans
 
         text = self.read_text()
@@ -183,22 +173,22 @@ class Segment(TextCommand):
         facts: dict[str, str] = {}
         for run in (self.run, *self.other_runs):
             trained = self.load(run)
-            how = EvalOptions(seed=self.seed, threshold=self.threshold, rate=self.rate)
-            segmentation = segment_at_rate(trained, text, how, tokens=self.tokens)
+            how = evaluator.EvalOptions(seed=self.seed, threshold=self.threshold, rate=self.rate)
+            segmentation = calibration.segment_at_rate(trained, text, how, tokens=self.tokens)
             spans[run] = Spans(segmentation, trained.state.step)
-            passages[run] = to_passage(segmentation)
-            own = passage_facts(passages[run], trained.state.step)
+            passages[run] = text_report.to_passage(segmentation)
+            own = text_report.passage_facts(passages[run], trained.state.step)
             if self.other_runs:
                 facts[run] = ", ".join(f"{name}: {value}" for name, value in own.items())
                 console().print(f"{run}:")
             else:
                 facts = {"run": run, **own}
-            print_passage(passages[run], self.max_chars)
+            text_report.print_passage(passages[run], self.max_chars)
         if self.out is not None:
             headings = passages
             if not self.other_runs:
                 headings = {self.file or "text": passages[self.run]}
-            pages = write_pages(Path(self.out), headings, facts)
+            pages = text_report.write_pages(Path(self.out), headings, facts)
             files = self.out
             if len(pages) > 1:
                 files = f"{pages[0]} to {pages[-1]}"
@@ -228,26 +218,19 @@ class Serve(RunCommand):
 
     def work(self, _record: Record) -> None:
         """Serve until Ctrl-C."""
-        from tokenv.library.handlers import ModelCache
-        from tokenv.library.server import (
-            build_application,
-            check_installed,
-            host_names,
-            in_url,
-            listen,
-            serve,
-        )
+        from tokenv.library import handlers, server
 
-        check_installed()
-        with listen(self.host, self.port) as listening:
-            models = ModelCache([self.run, *self.other_runs], self.checkpoint)
+        server.check_installed()
+        with server.listen(self.host, self.port) as listening:
+            models = handlers.ModelCache([self.run, *self.other_runs], self.checkpoint)
             for config in models.configs.values():
                 check_kind(config, "text")
             numeric, port, *_ = listening.getsockname()
-            app = build_application(models, seed=self.seed, names=host_names(self.host, numeric))
-            address = f"http://{in_url(self.host)}:{port}/"
+            names = server.host_names(self.host, numeric)
+            app = server.build_application(models, seed=self.seed, names=names)
+            address = f"http://{server.in_url(self.host)}:{port}/"
             console().print(
                 f"{', '.join(models.defaults)} at {address} (Ctrl-C ends)", soft_wrap=True
             )
             sys.stdout.flush()
-            serve(app, listening)
+            server.serve(app, listening)

@@ -1,7 +1,5 @@
 """Commands of the laboratory: bench and variance."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -42,22 +40,20 @@ class Bench(BenchOptions, Command):
 
     def work(self, _record: Record) -> dict[str, Any]:
         """Measure, and print the tables."""
-        from tokenv.lab.bench_report import plan_tables, scaling_table, write_scaling
-        from tokenv.lab.plan import plan
-        from tokenv.lab.speed import bench, bench_forecasts, scale
+        from tokenv.lab import bench_report, plan, speed
 
         if self.scaling:
-            rows = scale(self, progress=sys.stderr.isatty())
-            console().print(scaling_table(rows))
-            files = write_scaling(rows, self.out)
+            rows = speed.scale(self, progress=sys.stderr.isatty())
+            console().print(bench_report.scaling_table(rows))
+            files = bench_report.write_scaling(rows, self.out)
             console().print("scaling: " + ", ".join(map(str, files)))
             return {"scaling": rows}
         if self.plan:
-            figures = plan(self)
-            for table in plan_tables(figures, self):
+            figures = plan.plan(self)
+            for table in bench_report.plan_tables(figures, self):
                 console().print(table)
             return figures
-        measure = bench_forecasts if self.samples else bench
+        measure = speed.bench_forecasts if self.samples else speed.bench
         results = measure(self, progress=sys.stderr.isatty())
         for title, rows in results["tables"].items():
             console().print(summary_table(rows, title=title))
@@ -77,8 +73,7 @@ class Variance(VarianceOptions, Command):
             UserError: an unknown key or value, or a run which cannot be measured.
             MissingFileError: there is no such run or study.
         """
-        from tokenv.config.build import is_trainable
-        from tokenv.config.components import check_components
+        from tokenv.config import build, components
         from tokenv.lab.variance_study import check_estimators
 
         own = cls.take_own(updates)
@@ -98,8 +93,8 @@ class Variance(VarianceOptions, Command):
         config = resolve(names, updates, base=base)
         check_kind(config, "text")
         command = from_dict(cls, {**own, "config": config.as_dict()})
-        check_components(config, read_files=base is None)
-        if not is_trainable(config.agent):
+        components.check_components(config, read_files=base is None)
+        if not build.is_trainable(config.agent):
             raise UserError(
                 f"agent.name = {config.agent['name']!r} has no policy: expected an agent that learns"
             )
@@ -109,14 +104,7 @@ class Variance(VarianceOptions, Command):
     def work(self, record: Record) -> dict[str, Any]:
         """Compare gradient estimators, then store and show the results."""
         from tokenv.core.checkpoints import write_json
-        from tokenv.lab.variance_report import (
-            draw_cost,
-            draw_credit,
-            draw_progress,
-            print_variance,
-            write_variance,
-        )
-        from tokenv.lab.variance_study import run_variance_study
+        from tokenv.lab import variance_report, variance_study
 
         folder = (record.folder or record.scratch) / "variance"
         if self.resume:
@@ -124,7 +112,7 @@ class Variance(VarianceOptions, Command):
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / OPTIONS_FILE, asdict(self), OPTIONS_FILE)
         try:
-            result = run_variance_study(self, folder, sys.stderr.isatty())
+            result = variance_study.run_variance_study(self, folder, sys.stderr.isatty())
         except KeyboardInterrupt:
             hint = "nothing was saved"
             if self.resume or record.folder is not None:
@@ -132,14 +120,14 @@ class Variance(VarianceOptions, Command):
             raise KeyboardInterrupt(f"stopped; {hint}") from None
         files = (
             folder / "variance.json",
-            write_variance(result, folder / "variance.csv"),
-            draw_progress(result, folder / "progress.png"),
-            draw_cost(result, folder / "cost.png"),
-            draw_credit(result, folder / "credit.png"),
+            variance_report.write_variance(result, folder / "variance.csv"),
+            variance_report.draw_progress(result, folder / "progress.png"),
+            variance_report.draw_cost(result, folder / "cost.png"),
+            variance_report.draw_credit(result, folder / "credit.png"),
         )
         for file in filter(None, files):
             record.add(file)
-        print_variance(result)
+        variance_report.print_variance(result)
         if not self.resume and record.folder is not None:
             console().print(f"stored in {folder}")
         return {label: cost["flops"] for label, cost in result["costs"].items()}

@@ -1,7 +1,5 @@
 """The ``tokenv`` command: ``tokenv COMMAND [with NAME key=value ...] [Sacred's flags]``."""
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

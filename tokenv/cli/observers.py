@@ -6,8 +6,6 @@ followed, and a template in a store (which is code) is not rendered. Trackers se
 Biases and MLflow.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import shutil
@@ -21,7 +19,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from tokenv.core.atomic import copy_atomically, write_atomically
+from tokenv.core.atomic import write_atomically
 from tokenv.core.errors import RunFailedError, UserError
 from tokenv.core.trust import read_json
 from tokenv.plotting.characters import escape_line
@@ -100,7 +98,7 @@ class FileStorage(FileStorageObserver):
         stored = store_dir / f"{source.stem}_{get_digest(filename)}{source.suffix}"
         store_dir.mkdir(parents=True, exist_ok=True)
         if not stored.exists():
-            copy_atomically(source, stored)
+            write_atomically(stored, source.read_bytes())
         return stored
 
     def save_file(self, filename: str, target_name: str | None = None) -> None:
@@ -108,7 +106,7 @@ class FileStorage(FileStorageObserver):
         name = target_name or Path(filename).name
         if name in INITIAL_FILES:
             raise FileExistsError(f"{name}: a file of this name records the run itself")
-        copy_atomically(filename, Path(self.dir) / name)
+        write_atomically(Path(self.dir) / name, Path(filename).read_bytes())
 
     def save_json(self, obj: Any, filename: str) -> None:
         """Write a file in one step, so that a kill or a full disk leaves the old file and not a half of the new one.
@@ -237,8 +235,7 @@ def mark_completed(
 def _stored_times(metric: Any) -> list[Any]:
     """Return the times of a metric of metrics.json; none where it is missing or damaged."""
     if isinstance(metric, dict) and isinstance(metric.get("timestamps"), list):
-        times: list[Any] = metric["timestamps"]
-        return times
+        return metric["timestamps"]
     return []
 
 
@@ -297,9 +294,7 @@ class Tracker(RunObserver, ABC):
         _id: Any,
     ) -> None:
         """Handle the start of the run."""
-        number = _id
-        if number is None:
-            number = start_time.strftime("%Y%m%d-%H%M%S")
+        number = _id or start_time.strftime("%Y%m%d-%H%M%S")
         self.begin(f"{ex_info['name']}-{number}", config)
         self.has_begun = True
 

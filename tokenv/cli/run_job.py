@@ -4,8 +4,6 @@ Only ``tokenv compare`` starts it. How it ended is written down beside FILE: see
 starts several processes, the first one holds the lock, decides what is to be trained, and evaluates it.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal
@@ -30,7 +28,6 @@ from tokenv.core import trust
 from tokenv.core.atomic import write_atomically
 from tokenv.core.distributed import LostRankError
 from tokenv.core.processes import GracefulStop
-from tokenv.core.trust import read_json
 from tokenv.data.corpus import reading_once
 
 PLAN_FILE = "plan.json"  # in a job's folder: what the first of several processes has decided
@@ -129,6 +126,6 @@ def _follow(spec: JobSpec, run_command: RunCommand) -> None:
         if spec.result_file(0).exists():
             return
         time.sleep(PLAN_SECONDS)
-    plan = read_json(path)
+    plan = trust.read_json(path)
     os.environ.update(plan["environment"])
     run_command("train", plan["arguments"])

@@ -3,9 +3,6 @@
 Only this module and ``observers`` import Sacred.
 """
 
-from __future__ import annotations
-
-import functools
 import logging
 import math
 import re
@@ -17,8 +14,9 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, fields
-from functools import partial
+from functools import cache, partial
 from importlib import resources
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +34,7 @@ from tokenv.config.commands import Command, Record
 from tokenv.config.files import named_configs
 from tokenv.config.registry import plugins
 from tokenv.core import trust
-from tokenv.core.atomic import check_encoding, copy_atomically
+from tokenv.core.atomic import check_encoding, write_atomically
 from tokenv.core.errors import UserError
 from tokenv.core.processes import GracefulStop
 
@@ -53,7 +51,6 @@ with warnings.catch_warnings():
 RUNS = "runs"  # default folder of stored runs
 # agents and estimators lie beside tokenv in a checkout
 ROOMS = ("tokenv", "tokenv.agents", "tokenv.estimators")
-Commit = tuple[str | None, str | None, bool | None]  # url, hash, whether files are changed
 # optional packages behind Sacred's flags
 OBSERVER_PACKAGES = ("sqlalchemy", "pymongo", "tinydb", "boto3")
 STORAGE_FLAGS = ("--file_storage", "--mongo_db", "--sql", "--tiny_db", "--s3", "--unobserved")
@@ -105,7 +102,7 @@ def _make_record(run: Run, scratch: Path) -> Record:
     def add(path: Path) -> None:
         if folder and not has_files:
             folder.mkdir(parents=True, exist_ok=True)
-            copy_atomically(path, folder / path.name)
+            write_atomically(folder / path.name, path.read_bytes())
         run.add_artifact(path, path.name)
 
     return Record(scratch, folder, f"tokenv run {run._id}", run.log_scalar, add)
@@ -245,9 +242,12 @@ def _add_source(experiment: Experiment, file: Path) -> None:
     experiment.sources.add(Source(str(file), get_digest(file), *commit))
 
 
-@functools.cache
-def _commit_of(checkout: Path | None) -> Commit:
-    """Return the commit of a git checkout; nothing where git fails, as in a checkout which belongs to another user."""
+@cache
+def _commit_of(checkout: Path | None) -> tuple[str | None, str | None, bool | None]:
+    """Return the address of a git checkout, its commit, and whether files are changed.
+
+    All are None where git fails, as in a checkout which belongs to another user.
+    """
     if checkout is not None:
         with suppress(Exception):  # the run is more important than its commit
             return get_commit_if_possible(str(checkout / "README.md"), True)
@@ -256,10 +256,8 @@ def _commit_of(checkout: Path | None) -> Commit:
 
 def source_files() -> list[Path]:
     """Return all source files of tokenv."""
-    files: list[Path] = []
-    for room in ROOMS:
-        files += sorted(Path(str(resources.files(room))).rglob("*.py"))
-    return files
+    folders = (Path(str(resources.files(room))) for room in ROOMS)
+    return list(chain.from_iterable(sorted(folder.rglob("*.py")) for folder in folders))
 
 
 @contextmanager
@@ -314,9 +312,7 @@ def _match_usage(experiment: Experiment, arguments: list[str]) -> dict[str, Any]
 
 def _hint(name: str, arguments: list[str], experiment: Experiment) -> str:
     """Return advice on a line without ``with``, or with ``--key value`` for ``key=value``; empty if it has neither."""
-    flags: set[str] = set()
-    for option in experiment.all_cli_options:
-        flags.update(option.get_flags())
+    flags = set[str]().union(*(option.get_flags() for option in experiment.all_cli_options))
     meant = ["with"]
     words = iter(word for word in arguments if word != "with")
     for word in words:

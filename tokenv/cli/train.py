@@ -1,7 +1,5 @@
 """``tokenv train``: train, then store and show the results; in one process, or in those which torchrun started."""
 
-from __future__ import annotations
-
 import errno
 import hashlib
 import math
@@ -9,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
@@ -30,7 +29,6 @@ from tokenv.config.schema import Config
 from tokenv.core import checkpoints
 from tokenv.core.distributed import LostRankError
 from tokenv.core.errors import RunFailedError, UserError
-from tokenv.core.plugins import import_object
 from tokenv.data.corpus import Corpus, load_corpus, reading_once
 from tokenv.evaluation.boundary_stats import boundary_stats_of_run, boundary_stats_over_training
 from tokenv.evaluation.loaded_run import LoadedRun, load_run, segment
@@ -141,9 +139,7 @@ def show_again(config: Config, resume: str | None) -> Callable[[], dict[str, Any
 
     It also completes the files of a run which was killed between its last step and the end of its report.
     """
-    if resume is None:
-        return None
-    path = Path(resume)
+    path = Path(resume or "")
     if path.parent.name != "checkpoints":
         return None
     state = RunState.read(path)
@@ -184,7 +180,7 @@ def _show(
     curves = folder / "curves.png"
     corpus = load_corpus(config.data)
     if kind.draw_picture is not None:
-        draw = import_object(kind.draw_picture)
+        draw = resolve_name(kind.draw_picture)
         draw(trained, corpus, picture, title=title)
     else:
         passage = _held_out_passage(trained, corpus)

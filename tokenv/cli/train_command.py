@@ -1,7 +1,5 @@
 """``tokenv train``, alone or as one of the processes which torchrun started: its options, and how it begins."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial

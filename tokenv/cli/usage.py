@@ -1,7 +1,5 @@
 """The overview of all commands, and those among them which take words in place of options."""
 
-from __future__ import annotations
-
 import sys
 
 from tokenv.cli.command_registry import COMMANDS

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
@@ -21,7 +22,6 @@ from tokenv.core import checkpoints
 from tokenv.core.checkpoints import read_json, write_json
 from tokenv.core.conversion import Figure, from_dict
 from tokenv.core.errors import UserError
-from tokenv.core.plugins import import_object
 from tokenv.core.run_folders import DIGESTS
 from tokenv.core.sequences import SequenceBatch
 from tokenv.core.trust import MAX_JSON_BYTES, open_regular
@@ -241,7 +241,7 @@ def evaluation_class(data: DataConfig) -> type[RunEvaluation]:
     """Return the class of what is measured of runs on these data."""
     if data.options.evaluation is None:
         return RunEvaluation
-    return import_object(data.options.evaluation)
+    return resolve_name(data.options.evaluation)
 
 
 def _owner(checkpoint: Path) -> str:

@@ -1,7 +1,5 @@
 """Build codecs and agents from sections of a configuration, and load agents and language models of earlier runs."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Options of the classes which a configuration names, with their defaults, and what naming another class gives up."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,11 +1,9 @@
 """The components of a run: model, agent, estimator and rate target, built from its configuration."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from tensordict.nn import TensorDictModuleBase
@@ -75,7 +73,7 @@ class Components:
     trains_early_exit: bool = True
     detach_encoder: bool = False
 
-    def imitating(self) -> Components:
+    def imitating(self) -> Self:
         """Return the same components with the imitation in place of the estimator and of the rate target."""
         return replace(self, estimator=self.imitation, rate_target=None, imitation=None)
 

@@ -1,15 +1,12 @@
 """Help on keys and names, read from docstrings; only dataclasses of options are imported."""
 
-from __future__ import annotations
-
 import ast
-import dataclasses
 import functools
 import inspect
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from importlib.machinery import ModuleSpec, PathFinder
 from importlib.util import find_spec, resolve_name
 from pathlib import Path
@@ -50,9 +47,9 @@ def keys_of(kind: type, prefix: str = "") -> Iterator[Key]:
     """
     hints = type_hints(kind)
     descriptions = meanings(kind)
-    for item in dataclasses.fields(kind):
+    for item in fields(kind):
         default: Any = item.default
-        if item.default_factory is not dataclasses.MISSING:
+        if item.default_factory is not MISSING:
             default = item.default_factory()
         name = f"{prefix}{item.name}"
         if is_dataclass(hints[item.name]):

@@ -4,15 +4,13 @@ An earlier run may give its agent (``agent.pretrained=runs/3 agent.frozen=true``
 (``init_from=runs/3 freeze_lm=true``).
 """
 
-from __future__ import annotations
-
 import copy
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tokenv.config.literals import CONFIGURATION_SUFFIXES, parse_yaml
 from tokenv.config.schema import Config
@@ -21,7 +19,7 @@ from tokenv.core.conversion import Section, check_keys, from_dict
 from tokenv.core.errors import UserError, suggest
 from tokenv.core.rates import RateRange
 from tokenv.data.config import BUILT_IN, HUB_PREFIX, check_sources
-from tokenv.data.kinds import named_sources
+from tokenv.data.kinds import all_kinds
 from tokenv.lm.config import UNetConfig
 
 LOADED = "loaded"  # agent.name of an agent of an earlier run
@@ -71,7 +69,7 @@ class LoadedAgent:
                 )
 
     @classmethod
-    def of(cls, section: Mapping[str, Any]) -> LoadedAgent:
+    def of(cls, section: Mapping[str, Any]) -> Self:
         """Build from a section, and check it.
 
         Raises:
@@ -159,10 +157,7 @@ COMMAND_OPTIONS = ("resume", "title")  # of tokenv train, beside its configurati
 
 def named_configs() -> dict[str, Path]:
     """Return the files of the configurations that come with tokenv, by name."""
-    try:
-        folder = Path(str(resources.files("tokenv.configs")))
-    except ModuleNotFoundError:  # a checkout which is not installed
-        folder = Path(__file__).parents[2] / "configs"
+    folder = Path(str(resources.files("tokenv.configs")))
     return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
 
 
@@ -238,17 +233,14 @@ def merge(base: Mapping[str, Any], update: Mapping[str, Any]) -> dict[str, Any]:
     merged = copy.deepcopy(dict(base))
     for key, value in update.items():
         old = merged.get(key)
+        merged[key] = copy.deepcopy(value)
         if isinstance(value, dict) and isinstance(old, dict):
             other_class = isinstance(value.get("name"), str) and value["name"] != old.get("name")
             no_teacher = key == "teacher" and not value
             if "kind" in value and value["kind"] != old.get("kind"):
                 old = {name: each for name, each in old.items() if name != "options"}
-            if other_class or no_teacher:
-                merged[key] = copy.deepcopy(value)
-            else:
+            if not (other_class or no_teacher):
                 merged[key] = merge(old, value)
-        else:
-            merged[key] = copy.deepcopy(value)
     return merged
 
 
@@ -308,7 +300,7 @@ def resolve(
 def _with_absolute_paths(values: Mapping[str, Any]) -> dict[str, Any]:
     """Return values whose paths of existing files are absolute, so that the stored run is read from any folder."""
     absolute = copy.deepcopy(dict(values))
-    no_files = {*BUILT_IN, *named_sources()}
+    no_files = set(BUILT_IN).union(*(kind.sources for kind in all_kinds().values()))
     for section, key in trust.path_options(absolute):
         path = section[key]
         prefix = HUB_PREFIX if path.startswith(HUB_PREFIX) else ""

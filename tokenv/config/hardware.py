@@ -13,7 +13,7 @@ import torch
 from threadpoolctl import threadpool_limits
 
 from tokenv.config.schema import Config, HardwareConfig, TrainConfig
-from tokenv.core.devices import device_module, has_own_memory, is_accelerator
+from tokenv.core.devices import has_own_memory, is_accelerator
 from tokenv.core.errors import UserError
 from tokenv.core.rates import highest_rate
 from tokenv.lm.config import UNetConfig
@@ -292,8 +292,7 @@ def _memory(name: str) -> tuple[int, int]:
     """Return the free and the total memory of the machine or the GPU in bytes."""
     device = resolve_device(name)
     if has_own_memory(device):
-        free, total = device_module(device).mem_get_info(device)
-        return free, total
+        return torch.get_device_module(device).mem_get_info(device)
     machine = psutil.virtual_memory()
     return machine.available, machine.total
 

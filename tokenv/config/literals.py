@@ -1,7 +1,5 @@
 """Values in YAML files and on a command line: numbers, texts, true, false, null, lists and sections."""
 
-from __future__ import annotations
-
 import ast
 import io
 import re

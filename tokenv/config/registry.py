@@ -1,7 +1,5 @@
 """The registries of what a configuration names, and the plugins of a configuration."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

@@ -1,11 +1,8 @@
 """The configuration of a training run: all keys with their meanings, defaults and ranges."""
 
-from __future__ import annotations
-
-import dataclasses
 import os
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from tokenv.core.conversion import Limit, Named, Section
@@ -324,7 +321,7 @@ class Config:
 
     def as_dict(self) -> dict[str, Any]:
         """Return nested dictionaries, as in a YAML file."""
-        return dataclasses.asdict(self)
+        return asdict(self)
 
     def identity(self) -> dict[str, Any]:
         """Return the part which is the same in all configurations of the same run."""

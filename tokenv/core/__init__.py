@@ -1,7 +1,5 @@
 """Shared definitions: TensorDict keys, contracts, errors, rates, distributed batches. Imports no other room."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Callable, Iterable, Mapping

@@ -1,7 +1,5 @@
 """Write files and folders atomically: they are complete or do not exist."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re
@@ -58,11 +56,6 @@ def write_atomically(path: Path, content: str | bytes) -> None:
     data = content.encode() if isinstance(content, str) else content
     with replacing_file(path) as scratch:
         scratch.write_bytes(data)
-
-
-def copy_atomically(source: str | Path, path: str | Path) -> None:
-    """Copy a file's content, complete or not at all; see ``write_atomically``."""
-    write_atomically(Path(path), Path(source).read_bytes())
 
 
 @contextmanager

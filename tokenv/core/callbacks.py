@@ -1,7 +1,5 @@
 """Callbacks: what a run does before and after its training."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from tokenv.core.plugins import Registry, build

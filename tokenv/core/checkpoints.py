@@ -1,7 +1,5 @@
 """Save and load checkpoints: safetensors and JSON, complete or not there at all; and files with their own checksum."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping
@@ -34,7 +32,6 @@ from tokenv.core.run_folders import (
     write_digests,
 )
 from tokenv.core.run_folders import find as find
-from tokenv.core.trust import UnreadableFileError, open_regular
 
 MODEL = "model.safetensors"
 OPTIMIZER = "optimizer.safetensors"
@@ -229,9 +226,9 @@ def load_tensors(path: Path) -> dict[str, torch.Tensor]:
         DamagedError: the file holds no tensors.
     """
     try:
-        open_regular(path).close()  # safetensors would wait for a named pipe
+        trust.open_regular(path).close()  # safetensors would wait for a named pipe
         return load_file(path)
-    except UnreadableFileError as error:
+    except trust.UnreadableFileError as error:
         raise DamagedError(error.path, error.reason) from None
     except SafetensorError as error:
         raise DamagedError(path, f"damaged, no safetensors: {error}") from None
@@ -274,7 +271,7 @@ def read_json(path: Path, owner: Any) -> dict[str, Any]:
     """
     try:
         values = trust.read_json(path)
-    except UnreadableFileError as error:
+    except trust.UnreadableFileError as error:
         raise UserError(f"{error}: {_ADVICE}") from None
     if not isinstance(values, dict):
         raise UserError(f"{path} is damaged: expected a JSON mapping: {_ADVICE}")
@@ -312,7 +309,7 @@ def load_measured_tensors(path: Path, owner: Any) -> dict[str, torch.Tensor] | N
     expected = read_json(_digest_file(path), owner).get(path.name)
     try:
         actual = file_digest(path)
-    except (OSError, UnreadableFileError) as error:
+    except (OSError, trust.UnreadableFileError) as error:
         raise UserError(f"{path} is damaged: {error}: {_ADVICE}") from None
     if actual != expected:
         raise UserError(

@@ -1,7 +1,5 @@
 """Standard errors of means over values which depend on one another within a document."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, TypeAlias
 

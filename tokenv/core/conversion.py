@@ -4,8 +4,6 @@ An annotation may be ``bool``, ``int``, ``float``, ``str``, ``Path``, ``None``, 
 dictionary of these, or a dataclass. A value with another annotation, or none, is not changed.
 """
 
-from __future__ import annotations
-
 import functools
 import inspect
 import math
@@ -41,24 +39,22 @@ type_hints: Callable[[type], dict[str, Any]] = functools.cache(
 Named = Annotated[Section, "named"]
 SECTION_TEXTS = ("name", "pretrained", "tokenizer")  # of these options, those that take any text
 
-WORDS = {
+WORDS: dict[Any, str] = {
     bool: "true or false",
     int: "a whole number",
     float: "a number",
     str: "text",
     Path: "a path",
     NoneType: "null",
+    Limit: "a number or .inf",
+    Figure: "a number",
+    Plain: "a number, text, true or false, null, or a list or section of these",
 }
 LISTS: dict[Any, str] = {  # by the type of their values
     int: "whole numbers, in a list such as [0, 1, 2]",
     float: "numbers, in a list such as [0.1, 0.2]",
     str: "texts, in a list such as [a, b]",
     Named: "names, in a list such as [a, b], or [{name: a, option: 1}]",
-}
-WORDS |= {
-    Limit: "a number or .inf",
-    Figure: "a number",
-    Plain: "a number, text, true or false, null, or a list or section of these",
 }
 
 
@@ -128,8 +124,9 @@ def from_dict(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
                 values[item.name], hints[item.name], f"{prefix}{item.name}", expected
             )
         elif item.default is MISSING and item.default_factory is MISSING:
-            expected = expected or in_words(hints[item.name])
-            raise UserError(f"{prefix}{item.name} is missing: expected {expected}")
+            raise UserError(
+                f"{prefix}{item.name} is missing: expected {expected or in_words(hints[item.name])}"
+            )
     return kind(**converted)
 
 
@@ -304,15 +301,13 @@ def _union(value: Any, parts: Sequence[Any]) -> Any:
 
 def _choice(value: Any, choices: Sequence[Any]) -> Any:
     if isinstance(value, bool) and value not in choices:
-        words = {True: "on", False: "off"}
-        value = words[value]
+        value = {True: "on", False: "off"}[value]
     _require(any(type(value) is type(choice) and value == choice for choice in choices))
     return value
 
 
 def _list(value: Any, parts: Sequence[Any], kind: type) -> Any:
-    if not isinstance(value, list | tuple):
-        raise ValueError
+    _require(isinstance(value, list | tuple))
     hints = [part for part in parts if part is not Ellipsis] or [Any]
     if kind is list or Ellipsis in parts or not parts:
         hints = hints * len(value)

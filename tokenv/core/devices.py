@@ -1,9 +1,5 @@
 """What a device can do. Code which computes asks here, and names no device itself."""
 
-from __future__ import annotations
-
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -36,8 +32,3 @@ def to_device_async(x: Tensor, device: torch.device) -> Tensor:
 def compiles(device: torch.device) -> bool:
     """Return whether models are compiled for a device by default, and ``flex_attention`` has fast kernels there."""
     return device.type == "cuda"
-
-
-def device_module(device: torch.device) -> Any:
-    """Return torch's module of an accelerator, such as ``torch.cuda``."""
-    return torch.get_device_module(device)

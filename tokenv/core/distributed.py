@@ -4,8 +4,6 @@ Every process holds the same number of rows. Means over the batch are computed w
 means over the whole batch; ``tokenv.core.expectations`` does so.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Exceptions which users see, spelling suggestions, and declared bounds of options."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields

@@ -3,8 +3,6 @@
 A mean over the batch is the mean of the whole batch, whichever process holds its rows (``tokenv.core.distributed``).
 """
 
-from __future__ import annotations
-
 import itertools
 
 import torch

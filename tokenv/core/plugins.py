@@ -1,13 +1,11 @@
 """Registries of classes by name, none of which is imported before it is used, and how what they name is built."""
 
-from __future__ import annotations
-
 import functools
-import importlib
 import inspect
 import sys
 from collections.abc import Callable, Mapping
 from importlib.metadata import EntryPoint, entry_points
+from pkgutil import resolve_name
 from typing import Any
 
 from tokenv.core.conversion import convert, parameters
@@ -62,13 +60,7 @@ class Registry(dict[str, str]):
 
     def base(self) -> type:
         """Import the common base class."""
-        return import_object(self._base)
-
-
-def import_object(target: str) -> Any:
-    """Import what ``package.module:name`` names."""
-    module, _, attribute = target.partition(":")
-    return getattr(importlib.import_module(module), attribute)
+        return resolve_name(self._base)
 
 
 def find(kind: str, name: str, table: Registry, key: str = "") -> Callable[..., Any]:
@@ -96,7 +88,7 @@ def find(kind: str, name: str, table: Registry, key: str = "") -> Callable[..., 
         )
     module = target.partition(":")[0]
     try:
-        target_object = import_object(target)
+        target_object: Any = resolve_name(target)
     except (Exception, SystemExit) as error:  # importing a module may raise anything
         reason = f"{type(error).__name__}: {error}".removeprefix("ModuleNotFoundError: ")
         if isinstance(error, ModuleNotFoundError) and module.split(".")[0] == error.name:

@@ -1,7 +1,5 @@
 """A process's progress, which others can read, and its deferred signals."""
 
-from __future__ import annotations
-
 import json
 import math
 import signal
@@ -11,7 +9,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 from tokenv.core.atomic import write_atomically
 from tokenv.core.trust import read_json
@@ -94,7 +92,7 @@ class GracefulStop:
         self._at_once = at_once
         self._previous: dict[int, Any] = {}
 
-    def __enter__(self) -> GracefulStop:
+    def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
                 handler = signal.getsignal(number)

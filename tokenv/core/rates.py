@@ -47,10 +47,6 @@ class RateRange:
         """Map uniform numbers in [0, 1] to rates of the same shape."""
         return self.min * (self.max / self.min) ** uniform
 
-    def covers(self, rate: float) -> bool:
-        """Check whether a rate is in the range."""
-        return self.min <= rate <= self.max
-
     def __format__(self, spec: str) -> str:
         return f"{self.min:{spec}} to {self.max:{spec}}"
 

@@ -1,7 +1,5 @@
 """Checkpoints in run folders, and the digests of their files, for code without tensors: nothing here imports torch."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os
@@ -12,7 +10,6 @@ from typing import Any
 from tokenv.core import trust
 from tokenv.core.atomic import write_atomically
 from tokenv.core.errors import MissingFileError, UserError
-from tokenv.core.trust import UnreadableFileError, open_regular, read_json
 
 PREFIX = "step-"  # of a checkpoint's folder
 STATE = "state.json"
@@ -72,7 +69,7 @@ def _find_damage(checkpoint: Path, names: Sequence[str] = FILES) -> tuple[Path, 
     if not os.path.lexists(digests_file):
         return digests_file, "it is not there"
     try:
-        digests = read_json(digests_file)
+        digests = trust.read_json(digests_file)
         if not isinstance(digests, dict) or not set(names) <= set(digests):
             return digests_file, f"damaged: expected the digests of {', '.join(names)}"
         for name in names:
@@ -84,14 +81,14 @@ def _find_damage(checkpoint: Path, names: Sequence[str] = FILES) -> tuple[Path, 
                     checkpoint / name,
                     f"damaged, or of another run: SHA-256 {actual}, expected {digests[name]!r}",
                 )
-    except UnreadableFileError as error:
+    except trust.UnreadableFileError as error:
         return error.path, error.reason
     return None
 
 
 def file_digest(path: Path) -> str:
     """Return the SHA-256 of a file."""
-    with open_regular(path) as file:
+    with trust.open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
@@ -212,8 +209,8 @@ def _read_state(path: Path) -> dict[str, Any]:
     """
     verify(path, [STATE])
     try:
-        state = read_json(path / STATE)
-    except UnreadableFileError as error:
+        state = trust.read_json(path / STATE)
+    except trust.UnreadableFileError as error:
         raise DamagedError(error.path, error.reason) from None
     if not isinstance(state, dict):
         raise DamagedError(path / STATE, "expected a JSON mapping, a run's state")

@@ -6,8 +6,6 @@ YAML files are allowed; values read from a stored run are checked. Files in the 
 further word, so that the user's own runs can be evaluated later.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

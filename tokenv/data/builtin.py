@@ -1,7 +1,5 @@
 """Built-in data which needs no file: the interpreter's sources and documentation, and synthetic text."""
 
-from __future__ import annotations
-
 import ast
 import importlib
 import sysconfig

@@ -1,7 +1,5 @@
 """Documents, and the chunks of fixed length which are cut from them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol

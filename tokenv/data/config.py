@@ -1,7 +1,5 @@
 """Configuration of the data: what to read and how to cut it into sequences."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,7 +7,6 @@ from tokenv.core import trust
 from tokenv.core.errors import COUNT, UserError, at_least, bounds, check_bounds, choice
 from tokenv.data.kinds import build_kind, option_hint
 
-KIND = {"expected": "a name that tokenv list data shows"}
 BUILT_IN = {  # texts that need no file
     "python": "the interpreter's standard library, as source text",
     "prose": "the interpreter's documentation, in English",
@@ -61,7 +58,7 @@ class DataConfig:
         UserError: a value is out of range.
     """
 
-    kind: str = field(default="text", metadata=KIND)
+    kind: str = field(default="text", metadata={"expected": "a name that tokenv list data shows"})
     source: str = field(default="python", metadata=NAME)
     hub_config: str | None = None
     hub_split: str = field(default="train", metadata=NAME)

@@ -1,7 +1,5 @@
 """Corpora: load one of any kind of data, and take training and validation sequences from it."""
 
-from __future__ import annotations
-
 import hashlib
 import math
 from collections.abc import Iterator
@@ -27,9 +25,6 @@ from tokenv.data.stream import (
     TrainStream,
     low_discrepancy_order,
 )
-
-_CORPORA: dict[str, Corpus] = {}  # of factories
-_READ: ContextVar[dict[str, Corpus]] = ContextVar("read")
 
 
 class InMemoryDataset:
@@ -174,8 +169,11 @@ class Corpus:
             raise UserError(
                 "split = 'test': expected validation, for a corpus of text has no test side"
             )
-        batch: SequenceBatch = self.dataset.test(max_sequences)
-        return batch
+        return self.dataset.test(max_sequences)
+
+
+_CORPORA: dict[str, Corpus] = {}  # of factories
+_READ: ContextVar[dict[str, Corpus]] = ContextVar("read")
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,5 @@
 """Read documents from the built-in corpora and local files, and write a program's documents."""
 
-from __future__ import annotations
-
 import difflib
 import hashlib
 import tempfile

@@ -1,8 +1,8 @@
 """Kinds of data: text, which is built in, and those which packages register as ``tokenv.data``."""
 
-from __future__ import annotations
-
+from collections import ChainMap
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from types import NoneType
 from typing import Any, ClassVar
@@ -129,38 +129,21 @@ def build_kind(name: str, options: Any) -> DataKind:
         return options
     if not isinstance(options, Mapping):
         raise UserError(f"data.options = {options!r}: expected a section with keys of its own")
-    kind: DataKind = construct(
-        f"data.options of {name}", find("data", name, DATA, "data.kind"), options
-    )
-    return kind
+    return construct(f"data.options of {name}", find("data", name, DATA, "data.kind"), options)
 
 
 def all_kinds() -> dict[str, type[DataKind]]:
     """Return all kinds by name, but those which cannot be imported."""
     kinds = {}
     for name in DATA.names():
-        try:
+        with suppress(UserError):  # of another package, whose user gets the message
             kinds[name] = find("data", name, DATA)
-        except UserError:  # of another package, whose user gets the message
-            continue
     return kinds  # type: ignore[return-value]
-
-
-def named_sources() -> dict[str, str]:
-    """Return the sources of all kinds which need no file, with a description each."""
-    sources: dict[str, str] = {}
-    for kind in all_kinds().values():
-        sources.update(kind.sources)
-    return sources
 
 
 def option_hint(name: str) -> Any:
     """Return the annotation of an option of any kind, by which the command line reads its value."""
-    for kind in all_kinds().values():
-        hints = type_hints(kind)
-        if name in hints:
-            return hints[name]
-    return Any
+    return ChainMap(*map(type_hints, all_kinds().values())).get(name, Any)
 
 
 def forecast_hint(key: str = "") -> Any:

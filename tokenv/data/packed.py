@@ -1,22 +1,26 @@
-"""Read files which may be compressed; unlike the libraries' own readers, notice every truncated end."""
-
-from __future__ import annotations
+"""Read files which may be compressed; a truncated end is an error, whatever the compression."""
 
 import gzip
 import lzma
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import partial
+from io import BufferedReader
 from pathlib import Path
-from typing import IO
+from typing import Any
 
-import zstandard
+import pyarrow
 
 from tokenv.core.errors import UserError
 
-CHUNK_BYTES = 2**20
-DAMAGED = (EOFError, OSError, zlib.error, lzma.LZMAError, zstandard.ZstdError)
-OPENERS: dict[str, Callable[[Path], IO[bytes]]] = {".gz": gzip.open, ".xz": lzma.open}  # type: ignore[dict-item]
-PACKED = (".gz", ".xz", ".zst")
+BUFFER_BYTES = 2**20
+DAMAGED = (EOFError, OSError, zlib.error, lzma.LZMAError)
+OPENERS: dict[str, Callable[[Path], Any]] = {
+    ".gz": gzip.open,
+    ".xz": lzma.open,
+    ".zst": partial(pyarrow.input_stream, compression="zstd"),
+}
+PACKED = tuple(OPENERS)
 
 
 def read_unpacked(path: Path) -> bytes:
@@ -29,7 +33,8 @@ def read_unpacked(path: Path) -> bytes:
     if path.suffix not in PACKED:
         return path.read_bytes()
     try:
-        return b"".join(unpacked_chunks(path))
+        with open_unpacked(path) as file:
+            return file.read()
     except DAMAGED as error:
         if isinstance(error, OSError) and error.filename is not None:
             raise
@@ -38,28 +43,9 @@ def read_unpacked(path: Path) -> bytes:
         ) from error
 
 
-def unpacked_chunks(path: Path) -> Iterator[bytes]:
-    """Yield the contents of a file, decompressed if its name ends with one of ``PACKED``.
+def open_unpacked(path: Path) -> BufferedReader:
+    """Open a file for reading, decompressed if its name ends with one of ``PACKED``.
 
-    Raises:
-        Exception: one of ``DAMAGED``.
+    Reading a file which is damaged raises one of ``DAMAGED``.
     """
-    with OPENERS.get(path.suffix, Path.open)(path, "rb") as file:  # type: ignore[call-arg]
-        chunks = iter(lambda: file.read(CHUNK_BYTES), b"")
-        if path.suffix == ".zst":
-            chunks = _decompress(chunks)
-        yield from chunks
-
-
-def _decompress(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    """Decompress successive Zstandard frames."""
-    frame = None
-    for packed in chunks:
-        while packed:
-            frame = frame or zstandard.ZstdDecompressor().decompressobj()
-            yield frame.decompress(packed)
-            packed = frame.unused_data  # nothing before the frame's end
-            if frame.eof:
-                frame = None
-    if frame is not None:
-        raise EOFError("the file ends before its last frame does")
+    return BufferedReader(OPENERS.get(path.suffix, partial(open, mode="rb"))(path), BUFFER_BYTES)

@@ -1,15 +1,13 @@
 """Read batches ahead, in a thread, while the ones before are used."""
 
-from __future__ import annotations
-
 import dataclasses
 import queue
 import threading
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import torch
 
-from tokenv.core.devices import device_module, has_own_memory
+from tokenv.core.devices import has_own_memory
 from tokenv.core.sequences import SequenceBatch, Source
 
 MAX_PREFETCHED = 2  # batches, beside the one in use
@@ -47,7 +45,7 @@ class PrefetchedSource:
             target=self._prefetch, name="tokenv reads ahead", daemon=True
         )
 
-    def __enter__(self) -> PrefetchedSource:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 
@@ -78,7 +76,9 @@ class PrefetchedSource:
     def _prefetch(self) -> None:
         try:
             if has_own_memory(self._device):
-                device_module(self._device).set_device(self._device)  # every thread has its own
+                torch.get_device_module(self._device).set_device(
+                    self._device
+                )  # every thread has its own
             while not self._stop.is_set():
                 batch = self._source.next(self._count)
                 self._queue.put((stage_batch(batch, self._device), self._source.state_dict()))

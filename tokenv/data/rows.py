@@ -1,7 +1,5 @@
 """Read rows of JSON files and of data sets; every failure is one message for the user."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -10,15 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-from datasets import logging as datasets_logging
 from pyarrow import parquet
 
 from tokenv.core import trust
 from tokenv.core.errors import UserError
-from tokenv.data.packed import DAMAGED, unpacked_chunks
+from tokenv.data.packed import DAMAGED, open_unpacked
 
 # its logs of a broken file are in our message
-datasets_logging.set_verbosity(datasets_logging.CRITICAL)
+datasets.logging.set_verbosity(datasets.logging.CRITICAL)
 Row = Mapping[str, Any]
 HUB_ADVICE = "expected a connection, and a data set of this name, configuration and split"
 
@@ -103,13 +100,13 @@ def json_rows(path: Path) -> Iterator[dict[str, Any]]:
     """
     number = 0
     try:
-        for number, line in enumerate(_lines(unpacked_chunks(path)), 1):
-            if number == 1 and line.lstrip().startswith(b"["):
-                whole = b"".join(unpacked_chunks(path))
-                yield from (_object(row, path, number) for row in json.loads(whole))
-                return
-            if line.strip():
-                yield _object(json.loads(line), path, number)
+        with open_unpacked(path) as file:
+            for number, line in enumerate(file, 1):
+                if number == 1 and line.lstrip().startswith(b"["):
+                    whole = line + file.read()
+                    yield from (_object(row, path, number) for row in json.loads(whole))
+                elif line.strip():
+                    yield _object(json.loads(line), path, number)
     except UserError:
         raise
     except (RecursionError, ValueError, *DAMAGED) as error:
@@ -130,11 +127,3 @@ def _object(row: Any, path: Path, number: int) -> dict[str, Any]:
             f'{path} line {number} holds {shown!r}; expected an object such as {{"text": "..."}}'
         )
     return row
-
-
-def _lines(chunks: Iterator[bytes]) -> Iterator[bytes]:
-    rest = b""
-    for chunk in chunks:
-        *lines, rest = (rest + chunk).split(b"\n")
-        yield from lines
-    yield rest

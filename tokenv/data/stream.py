@@ -1,7 +1,5 @@
 """Endless streams of training sequences which resume at every step, and the epochs over data in memory."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
@@ -198,9 +196,7 @@ class Streams:
         Raises:
             UserError: `state` is of another corpus, or of another number of streams.
         """
-        if len(self.streams) == 1 and "streams" not in state:
-            return self.streams[0].load_state_dict(state)
-        saved = state.get("streams", [None])
+        saved = state.get("streams", [state])  # a single stream has a state of its own
         if len(saved) != len(self.streams):
             raise UserError(
                 f"the saved state has {len(saved)} for the number of streams, expected {len(self.streams)}: resume "
@@ -208,4 +204,3 @@ class Streams:
             )
         for stream, stream_state in zip(self.streams, saved, strict=True):
             stream.load_state_dict(stream_state)
-        return None

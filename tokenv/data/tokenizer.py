@@ -1,7 +1,5 @@
 """Train a byte-level BPE tokenizer on a corpus, for agents which draw its boundaries."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Compute metrics of the boundaries which a policy draws in held-out sequences, and notice when they become worse."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -1,7 +1,5 @@
 """Compute which boundaries a policy draws in held-out data: statistics of text, and excerpts of series."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import dataclass
 

@@ -5,8 +5,6 @@ estimators differ. Every decision is ``a = [l > logit(u)]`` with uniform noise u
 therefore noise shifted the other way, ``[l + c > logit(u)] = [l > logit(u) - c]``, and no agent needs to know the bias.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial

@@ -134,7 +134,7 @@ def resolve_rate(components: Components, config: Config, rate: float | None) -> 
             f"rate = {rate:g}: this run was trained for one rate, {config.rate:g}: leave it out, or take a run whose "
             "rate is a range (docs/rates.md)"
         )
-    if not rates.covers(rate):
+    if not rates.min <= rate <= rates.max:
         warn(f"rate = {rate:g} is outside the range that this run was trained for, {rates:g}")
     return rate
 

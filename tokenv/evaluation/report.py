@@ -1,7 +1,5 @@
 """Report a run: training curves, and a table and a picture of several rates."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict

@@ -1,12 +1,10 @@
 """Save and read the state of a run: its progress, metrics and last evaluation, without its tensors."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from tokenv.config.components import Components, build_components
 from tokenv.config.schema import Config, HardwareConfig
@@ -76,18 +74,12 @@ class Evaluation:
         return {names.get(name, name): value for name, value in values.items()} | by_name
 
     @classmethod
-    def from_metrics(cls, values: dict[str, Any], unit: str) -> Evaluation:
+    def from_metrics(cls, values: dict[str, Any], unit: str) -> Self:
         """Build the evaluation whose ``metrics`` are given."""
         names = {unit: "loss", f"{unit}_early": "loss_early"}
         known = {each.name for each in fields(cls)}
-        figures = {}
-        by_name = {}
-        for name, value in values.items():
-            name = names.get(name, name)
-            if name in known:
-                figures[name] = value
-            else:
-                by_name[name] = value
+        figures = {names.get(name, name): value for name, value in values.items()}
+        by_name = {name: figures.pop(name) for name in [*figures] if name not in known}
         return cls(unit, **figures, by_name=by_name)
 
 
@@ -175,7 +167,7 @@ class RunState:
         }
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any], source: object = "the state") -> RunState:
+    def from_dict(cls, values: Mapping[str, Any], source: object = "the state") -> Self:
         """Build the state from the result of ``as_dict``.
 
         Raises:
@@ -207,7 +199,7 @@ class RunState:
             raise UserError(f"{where}no state as a checkpoint holds it: {error}") from None
 
     @classmethod
-    def read(cls, path: Path) -> RunState:
+    def read(cls, path: Path) -> Self:
         """Read the state of a checkpoint."""
         return cls.from_dict(checkpoints.load_state(path), path)
 

@@ -4,12 +4,11 @@ A task's rows come from the Hugging Face Hub or from local files with the same f
 https://github.com/EleutherAI/lm-evaluation-harness: an answer is a blank and its text, as one continuation.
 """
 
-from __future__ import annotations
-
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -143,9 +142,9 @@ def load_questions(
     if limit is not None and limit < 1:
         raise UserError(f"limit is {limit}; expected at least 1 question: raise it or leave it out")
     task = TASKS[name]
-    rows = _local_rows(name, [Path(file) for file in files]) if files else _hub_rows(name, limit)
+    rows = _local_rows(name, [Path(file) for file in files]) if files else _hub_rows(name)
     questions = []
-    for number, row in enumerate(rows[:limit]):
+    for number, row in enumerate(islice(rows, limit)):
         try:
             questions.append(task.question(row))
         except (KeyError, TypeError, AttributeError, ValueError) as error:
@@ -163,19 +162,17 @@ def load_questions(
     return questions
 
 
-def _hub_rows(name: str, limit: int | None) -> list[Row]:
+def _hub_rows(name: str) -> Iterable[Row]:
     from datasets import load_dataset
 
     task = TASKS[name]
     try:
-        rows = load_dataset(task.hub, task.hub_config, split=task.split)
+        return load_dataset(task.hub, task.hub_config, split=task.split)
     except Exception as error:  # the hub raises errors of many kinds
         raise UserError(
             f"task {name}: {task.hub} cannot be read from the hub ({error}); expected a connection, or local files: "
             f"task_files.{name}=PATH"
         ) from error
-    count = len(rows) if limit is None else min(limit, len(rows))
-    return list(rows.select(range(count)))
 
 
 def _local_rows(name: str, files: list[Path]) -> list[Row]:

@@ -1,7 +1,5 @@
 """Score downstream tasks: bits per byte of the right answers, and how often the model prefers them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Show a text with its boundaries in colour, in the terminal and as a web page."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from pathlib import Path

@@ -14,7 +14,7 @@ from rich.table import Column, Table
 
 from tokenv.config.components import Components
 from tokenv.config.schema import Config
-from tokenv.core.devices import device_module, is_accelerator
+from tokenv.core.devices import is_accelerator
 from tokenv.lab.config import BenchOptions
 from tokenv.lm.flops import matrix_parameters
 from tokenv.plotting.console import write_csv
@@ -49,7 +49,7 @@ def speed_tables(
         device: device which was measured.
     """
     if is_accelerator(device):
-        name = device_module(device).get_device_name(device)
+        name = torch.get_device_module(device).get_device_name(device)
     else:
         name = f"{torch.get_num_threads()} CPU threads"
     model = config.model

@@ -20,7 +20,7 @@ from tqdm import tqdm
 from tokenv.config.components import Components, build_components
 from tokenv.config.hardware import peak_resident_memory, prepare
 from tokenv.config.schema import Config, LossConfig
-from tokenv.core.devices import device_module, has_own_memory, is_accelerator
+from tokenv.core.devices import has_own_memory, is_accelerator
 from tokenv.lab.config import BenchOptions
 from tokenv.lm.flops import Batch, policy_flops, update_flops
 from tokenv.training.data_parallel import DataParallelGroup, apply_fsdp
@@ -47,7 +47,7 @@ def time_once(work: Callable[[], object], device: torch.device) -> float:
 
 def _synchronize(device: torch.device) -> None:
     if is_accelerator(device):
-        device_module(device).synchronize(device)
+        torch.get_device_module(device).synchronize(device)
 
 
 def interleave(
@@ -99,7 +99,7 @@ def set_first_learning_rate(optimizer: torch.optim.Optimizer, config: Config) ->
 def peak_memory(device: torch.device) -> float:
     """Return the peak memory so far in GiB: allocated on the GPU, or resident in this process."""
     if has_own_memory(device):
-        return float(device_module(device).max_memory_allocated(device) / 2**30)
+        return float(torch.get_device_module(device).max_memory_allocated(device) / 2**30)
     return peak_resident_memory()
 
 

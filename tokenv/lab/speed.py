@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
+from pkgutil import resolve_name
 from typing import Any
 
 import torch
@@ -20,7 +21,6 @@ from tokenv.config.components import Components, build_components
 from tokenv.config.hardware import prepare, resolve_device
 from tokenv.config.schema import Config
 from tokenv.core import keys
-from tokenv.core.plugins import import_object
 from tokenv.core.sequences import TensorSource
 from tokenv.env.generation import generate
 from tokenv.env.rollout import rollout
@@ -361,7 +361,7 @@ def bench_forecasts(options: BenchOptions, *, progress: bool = False) -> dict[st
     config = options.config
     prepare(config.hardware)
     assert config.data.options.forecast_work is not None
-    prepare_forecasts = import_object(config.data.options.forecast_work)
+    prepare_forecasts = resolve_name(config.data.options.forecast_work)
     what, batches = prepare_forecasts(config, options.horizon, options.samples)
     work = {name: forecast for name, (_, forecast) in batches.items()}
     seconds = interleave(work, options.repeats, torch.device("cpu"), progress=progress)

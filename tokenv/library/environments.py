@@ -9,8 +9,6 @@ Without ``run=`` they are those of ``tokenv.env.gym``. A pickle and ``env.spec.t
 no weights: the process which reads them loads the run again.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Answer the page's requests as plain values, from a cache of models; nothing here depends on the server."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache

@@ -10,8 +10,6 @@ Needs ``pip install tokenv[lm-eval]``. A harness which looks for plug-ins (0.4.1
 entry point.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar

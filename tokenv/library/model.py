@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, Literal, Self, TypeAlias, TypedDict, TypeVar, Unpack, overload
 
 import numpy as np
@@ -15,7 +16,6 @@ from huggingface_hub import HfApi
 
 from tokenv.config.schema import Config
 from tokenv.core.errors import MissingFileError, UserError
-from tokenv.core.plugins import import_object
 from tokenv.core.trust import allowing
 from tokenv.data.corpus import CorpusFactory
 from tokenv.evaluation.calibration import options_for_text, segment_at_rate
@@ -93,8 +93,7 @@ def load(
         target = trained.config.data.options.model
         if target is None:
             return Model(trained)
-        model: Model = import_object(target)(trained)
-        return model
+        return resolve_name(target)(trained)
 
 
 class Model:

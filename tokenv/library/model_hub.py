@@ -1,7 +1,5 @@
 """Save models in folders and on the Hugging Face Hub: parameters, the run's state, and a model card."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping
@@ -14,7 +12,6 @@ from tokenv.core import run_folders
 from tokenv.core.atomic import check_encoding, write_atomically
 from tokenv.core.checkpoints import MODEL, STATE, save_tensors
 from tokenv.core.errors import MissingFileError, UserError
-from tokenv.core.run_folders import DIGESTS, write_digests
 from tokenv.evaluation.loaded_run import LoadedRun
 
 SAVED = (MODEL, STATE)  # files of a model without its optimiser
@@ -60,7 +57,7 @@ def locate(name: str | Path, *, revision: str | None = None, token: str | None =
                 str(name),
                 revision=revision,
                 token=token,
-                allow_patterns=[*SAVED, DIGESTS],
+                allow_patterns=[*SAVED, run_folders.DIGESTS],
             )
         )
     except (HfHubHTTPError, HFValidationError, OSError) as error:  # OSError without a network
@@ -98,7 +95,7 @@ def save(
     folder.mkdir(parents=True, exist_ok=True)
     save_tensors(trained.components.state_dict(), folder / MODEL)
     write_atomically(folder / STATE, json.dumps(trained.state.as_dict()))
-    write_digests(folder, SAVED)
+    run_folders.write_digests(folder, SAVED)
     rows = "\n".join(f"| {key} | {value} |" for key, value in facts.items())
     write_atomically(folder / "README.md", CARD.format(rows=rows, name=name or folder))
     return folder

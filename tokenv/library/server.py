@@ -221,12 +221,8 @@ def listen(host: str, port: int) -> socket.socket:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family)
     except (OSError, UnicodeError) as error:  # the latter for invalid characters in a host name
-        if isinstance(error, OSError):
-            number = error.errno
-            reason: object = error.strerror
-        else:
-            number = None
-            reason = error
+        number = getattr(error, "errno", None)
+        reason = getattr(error, "strerror", error)
         if number == errno.EADDRINUSE:
             message = (
                 f"port = {port}: in use at {host}: expected a free one, such as port=0 for any"

@@ -1,7 +1,5 @@
 """Tokens of a text: positions, boundary probabilities and bits; a Hugging Face pre-tokenizer which makes them."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -15,7 +15,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from tokenv.config.components import Components
-from tokenv.core.devices import device_module, is_accelerator
+from tokenv.core.devices import is_accelerator
 from tokenv.core.errors import RunFailedError
 from tokenv.core.processes import ProgressFile
 from tokenv.evaluation.run_state import Log, RunState
@@ -45,7 +45,7 @@ class MetricsBuffer:
         self._host_values = self._device_values.to("cpu", non_blocking=True)  # into pinned memory
         self._event = None
         if is_accelerator(self._device_values.device):
-            self._event = device_module(self._device_values.device).Event()
+            self._event = torch.get_device_module(self._device_values.device).Event()
             self._event.record()
 
     @property

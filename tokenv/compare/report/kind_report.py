@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pkgutil import resolve_name
 from typing import ClassVar, NamedTuple
 
 import pandas as pd
 
 from tokenv.compare.comparison import Comparison
 from tokenv.compare.report.table import Cell, Column, Table
-from tokenv.core.plugins import import_object
 from tokenv.plotting.figures import Picture
 
 
@@ -112,4 +112,4 @@ def kind_report(comparison: Comparison) -> KindReport:
     target = comparison.methods[0].runs[0].config.data.options.report
     if target is None:
         return KindReport(comparison)
-    return import_object(target)(comparison)
+    return resolve_name(target)(comparison)
