@@ -4,6 +4,7 @@ import base64
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
+from itertools import groupby
 from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
@@ -88,17 +89,16 @@ def coloured(
 
     Each boundary and each line break is a stretch of its own, so that a long text has few stretches.
     """
-    stretches: list[list[Character]] = []
-    before = ""  # classes of the last character; empty if its stretch has ended
-    for char in characters:
-        classes = _classes(char, scale)
-        ends = char.boundary or char.text == "\n"
-        if ends or classes != before:
-            stretches.append([])
-        stretches[-1].append(char)
-        before = "" if ends else classes
+
+    def find_stretch(char: Character) -> tuple[str, int]:
+        alone = -1
+        if char.boundary or char.text == "\n":
+            alone = char.start
+        return _classes(char, scale), alone
+
     result = []
-    for stretch in stretches:
+    for _, group in groupby(characters, find_stretch):
+        stretch = list(group)
         text = "".join(escape(char.text) for char in stretch)
         result.append((_classes(stretch[-1], scale), _tip(stretch), text))
     return result
