@@ -42,16 +42,14 @@ def check_methods(options: CompareOptions) -> None:
             methods are of different kinds of data.
     """
     for protocol, own in options.split_protocols().items():
-        if protocol:
-            where = f"protocols.{protocol}: "
-        else:
-            where = ""
-        first = [own.make_task(method, own.seeds[0]) for method in own.selected_methods]
-        configs = {f"{where}methods.{task.method}": task.config for task in first}
+        where = f"protocols.{protocol}: ".removeprefix("protocols.: ")
+        methods = {}
+        for method in own.selected_methods:
+            methods[f"{where}methods.{method}"] = own.make_task(method, own.seeds[0]).config
         starts = {
             repr(task.config.as_dict()): task for task in own.make_pretraining_tasks().values()
         }
-        configs |= {f"{where}{task.label}": task.config for task in starts.values()}
+        configs = methods | {f"{where}{task.label}": task.config for task in starts.values()}
         for name, config in configs.items():
             try:
                 check_components(config)
@@ -60,7 +58,7 @@ def check_methods(options: CompareOptions) -> None:
             except UserError as error:
                 raise UserError(f"{name}: {error}") from error
         check_same_kind(configs)
-        check_held_out({f"{where}methods.{task.method}": task.config for task in first}, own)
+        check_held_out(methods, own)
         make_trials(own, None)
 
 
@@ -164,8 +162,6 @@ def _train_shared(
         of_protocol.values() for of_protocol in tasks.values()
     ):
         distinct.setdefault(repr(task.config.as_dict()), task)
-    if not distinct:
-        return {name: {} for name in protocols}
     folders, failed = run_all(list(distinct.values()), options, progress=progress)
     if failed:
         raise RunFailedError("a run that methods start from failed: " + "; ".join(failed.values()))
@@ -174,9 +170,9 @@ def _train_shared(
     }
     starts: dict[str, StartFolders] = {}
     for name, of_protocol in tasks.items():
-        starts[name] = {}
-        for method, task in of_protocol.items():
-            starts[name][method] = folder_of[repr(task.config.as_dict())]
+        starts[name] = {
+            method: folder_of[repr(task.config.as_dict())] for method, task in of_protocol.items()
+        }
     return starts
 
 
@@ -191,8 +187,6 @@ def _tune(
     tasks: list[Task] = []
     for trial in itertools.chain.from_iterable(candidates.values()):
         tasks += trial.tasks
-    if not tasks:
-        return {name: {} for name in protocols}
     folders, _ = run_all(tasks, options, progress=progress)
     folder_of = {task.label: folder for task, folder in zip(tasks, folders, strict=True)}
     return {
@@ -368,6 +362,7 @@ def make_trials(
         protocol: name of the comparison among others.
     """
     trials = []
+    request = _loss_only(options.evaluation_request)
     for method, changes in options.selected_methods.items():
         if options.tune:
             own = flatten(merge(options.common, changes))
@@ -385,23 +380,18 @@ def make_trials(
                 name = f"{name}, {key}={value}"
                 tuned = merge(tuned, nest_key(key, value))
             start = (starts or {}).get(method)
-            tasks = [
-                options.make_task(method, seed, start=start, changes=tuned)
-                for seed in options.tune_seeds
-            ]
-            trials.append(Trial(method, tuned, [_simplify(task, name, protocol) for task in tasks]))
+            tasks = []
+            for seed in options.tune_seeds:
+                config = options.make_task(method, seed, start=start, changes=tuned).config
+                tasks.append(Task(name, _loss_only_config(config), request, protocol))
+            trials.append(Trial(method, tuned, tasks))
     return trials
 
 
-def _simplify(task: Task, name: str, protocol: str) -> Task:
-    """Return the task without what only a report shows: tuning reads nothing but the last loss."""
-    config = task.config
-    evaluation_request = task.evaluation_request
-    assert evaluation_request is not None
+def _loss_only_config(config: Config) -> Config:
+    """Return the same run without what only a report shows: tuning reads nothing but the last loss."""
     validation = replace(config.validation, every_symbols=config.train.symbols, calibrate=False)
-    return Task(
-        name, replace(config, validation=validation), _loss_only(evaluation_request), protocol
-    )
+    return replace(config, validation=validation)
 
 
 def _loss_only(evaluation_request: EvaluationRequest) -> EvaluationRequest:

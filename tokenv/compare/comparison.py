@@ -191,11 +191,6 @@ class Comparison:
         return list(itertools.chain.from_iterable(method.runs for method in self.methods))
 
     @property
-    def calibrated(self) -> bool:
-        """Whether any run was calibrated."""
-        return any(run.evaluation.calibration is not None for run in self.all_runs)
-
-    @property
     def target_rates(self) -> list[float]:
         """Target rates of the methods, boundaries per symbol, each once."""
         return sorted({mean_rate(run.config.rate) for run in self.all_runs})
@@ -393,12 +388,8 @@ def _collect_facts(runs: Sequence[ComparedRun]) -> dict[str, str]:
     evaluation = runs[0].evaluation
     words = data.options.words
     budgets = sorted({f"{run.config.train.symbols:,}" for run in runs})
-    if "/" not in data.source:
-        source = data.source
-    else:
-        source = Path(data.source).name
     return {
-        "data": f"{source}, sequences of {data.seq_len} {words.symbol}s",
+        "data": f"{Path(data.source).name}, sequences of {data.seq_len} {words.symbol}s",
         f"training {words.symbol}s": " or ".join(budgets),
         "held out": f"{len(evaluation.loss):,} sequences of {len(set(evaluation.document)):,} {words.document}s",
         **evaluation.facts(data),

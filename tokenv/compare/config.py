@@ -369,14 +369,12 @@ def _check_tuning(tune: Mapping[str, Any], tune_seeds: Sequence[int], seeds: Seq
             raise UserError(
                 f"tune.{key} = {values!r}: expected a list of values to try, such as [0.003, 0.01, 0.03]"
             )
-    if not tune:
-        return
-    if not tune_seeds:
+    if tune and not tune_seeds:
         raise UserError(
             "tune_seeds = []: expected at least one whole number, such as tune_seeds=[100,101]"
         )
     both = set(tune_seeds) & set(seeds)
-    if both:
+    if tune and both:
         raise UserError(
             f"tune_seeds = {list(tune_seeds)!r} and seeds = {list(seeds)!r} have {min(both)} in common: "
             "expected seeds that no run is compared on, such as tune_seeds=[100,101]"

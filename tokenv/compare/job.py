@@ -204,13 +204,10 @@ def read_result(spec: JobSpec, status: int) -> JobResult:
         if result.status == "failed":  # the others have lost the process which failed
             return result
     if not spec.result_file(0).exists():
-        return JobResult("lost", _describe_end(status))
+        detail = f"a process was killed; exit status {status}"
+        if status < 0:
+            detail = f"killed by signal {-status}"
+        return JobResult("lost", detail)
     if results[0].status == "stopped":
         return JobResult("lost", "stopped, but not by this comparison")
     return results[0]
-
-
-def _describe_end(status: int) -> str:
-    if status < 0:
-        return f"killed by signal {-status}"
-    return f"a process was killed; exit status {status}"

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import getpass
-import hashlib
-import json
 import os
 import subprocess
 import tempfile
@@ -17,6 +15,7 @@ import torch
 from filelock import BaseFileLock, FileLock, Timeout
 
 from tokenv.config.schema import Config
+from tokenv.core.checkpoints import fingerprint
 from tokenv.core.errors import UserError
 
 LOCKS = ".locks"  # folder in a store
@@ -39,21 +38,17 @@ def run_lock(config: Config, store: Path) -> FileLock:
     """
     folder = store.absolute() / LOCKS
     folder.mkdir(parents=True, exist_ok=True)
-    key = hashlib.sha256(
-        json.dumps(config.identity(), sort_keys=True, default=str).encode()
-    ).hexdigest()[:16]
+    key = fingerprint(config.identity())[:16]
     return FileLock(folder / f"{key}.lock", is_singleton=True)
 
 
 def is_locked(config: Config, store: Path) -> bool:
     """Return whether another process trains a run."""
-    lock = run_lock(config, store)
     try:
-        lock.acquire(blocking=False)
+        with run_lock(config, store).acquire(blocking=False):
+            return False
     except Timeout:
         return True
-    lock.release()
-    return False
 
 
 @contextmanager
@@ -137,14 +132,12 @@ def lock_gpu(gpu: str, places: int) -> BaseFileLock | None:
     """
     for place in range(places):
         path = Path(tempfile.gettempdir()) / f"tokenv-{getpass.getuser()}-gpu-{gpu}-{place}.lock"
-        lock = FileLock(path, mode=0o600)
         try:
-            lock.acquire(blocking=False)
+            return FileLock(path, mode=0o600).acquire(blocking=False).lock
         except Timeout:
             continue
         except OSError as error:
             raise UserError(
                 f"{path}: cannot be opened ({error.strerror}): delete it, or ask its owner to"
             ) from None
-        return lock
     return None

@@ -80,12 +80,14 @@ class ProgressDisplay:
 
     def _read_progress(self, index: int, since: float) -> RunProgress | None:
         if index not in self._folder_of:  # Sacred chooses its name
-            for run in same_runs(self._tasks[index].config, self._store):
-                if run.status == "RUNNING" and run.last_heartbeat >= since:
-                    self._folder_of[index] = run.folder
-                    break
-        if index not in self._folder_of:
-            return None
+            running = [
+                run.folder
+                for run in same_runs(self._tasks[index].config, self._store)
+                if run.status == "RUNNING" and run.last_heartbeat >= since
+            ]
+            if not running:
+                return None
+            self._folder_of[index] = running[0]
         return read_progress(self._folder_of[index] / "checkpoints")
 
     def remove(self, index: int) -> None:

@@ -24,7 +24,7 @@ from tokenv.core.conversion import Figure, from_dict
 from tokenv.core.errors import UserError
 from tokenv.core.run_folders import DIGESTS
 from tokenv.core.sequences import SequenceBatch
-from tokenv.core.trust import MAX_JSON_BYTES, open_regular
+from tokenv.core.trust import MAX_JSON_BYTES, read_bytes
 from tokenv.data.config import DataConfig
 from tokenv.data.corpus import Corpus, load_corpus
 from tokenv.evaluation.boundary_metrics import draw_references
@@ -249,8 +249,7 @@ def _owner(checkpoint: Path) -> str:
     digests = checkpoint / DIGESTS
     if not digests.is_file():
         return checkpoint.name
-    with open_regular(digests) as file:
-        return file.read(MAX_JSON_BYTES).decode()
+    return read_bytes(digests, limit=MAX_JSON_BYTES).decode()
 
 
 def load_evaluation(folder: Path, evaluation_request: EvaluationRequest) -> RunEvaluation | None:

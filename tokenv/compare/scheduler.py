@@ -50,6 +50,8 @@ def run_all(
         RunFailedError: the executor is gone.
         UserError: the executor cannot be used.
     """
+    if not tasks:
+        return [], {}
     store = Path(options.store)
     display = ProgressDisplay(tasks, store, progress)
     scheduler = _Scheduler(tasks, options, display)
@@ -62,8 +64,9 @@ def run_all(
             ):
                 interrupted = not scheduler.run(missing, work_dir, executor)
             if interrupted:
-                message = f"stopped; the same command goes on: finished and saved runs are found in {store}"
-                raise KeyboardInterrupt(message)
+                raise KeyboardInterrupt(
+                    f"stopped; the same command goes on: finished and saved runs are found in {store}"
+                )
     return scheduler.folders, scheduler.failed
 
 

@@ -119,12 +119,9 @@ class VarianceStudy:
                 components, symbol_BN.to(components.lm.head.weight.device), options.noise_seed
             )
             if len(result["moments"]) <= number:
-                begun: Result = {
-                    "symbols": state.symbols,
-                    "bits_per_byte": state.loss,
-                    "estimators": {},
-                }
-                result["moments"].append(begun)
+                result["moments"].append(
+                    {"symbols": state.symbols, "bits_per_byte": state.loss, "estimators": {}}
+                )
             entry = result["moments"][number]
             if entry["symbols"] != state.symbols:
                 raise UserError(

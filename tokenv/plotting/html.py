@@ -1,13 +1,15 @@
 """Boundary probabilities as a web page which loads no other file."""
 
+import base64
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
+from itertools import groupby
 from typing import Any
 
 from jinja2 import Environment, FunctionLoader, StrictUndefined
 
-from tokenv.plotting.characters import Character, escape
+from tokenv.plotting.characters import Character, escape, escape_line
 from tokenv.plotting.theme import BLUE, DARK, LIGHT, PALETTE, ink, level
 
 
@@ -36,25 +38,23 @@ def segment_page(
     Raises:
         ValueError: If ``scale`` is not an increasing pair within [0, 1].
     """
-    shown = {}
-    for name, rows in (tables or {}).items():
-        shown[escape(name)] = [list(map(escape, row)) for row in rows]
     return render(
         "plotting/segment.html.jinja",
-        title=escape(title),
-        facts=[(escape(name), escape(value)) for name, value in facts.items()],
-        passages=[(escape(heading), coloured(text, scale)) for heading, text in passages.items()],
-        links=list((links or {}).items()),
-        tables=list(shown.items()),
+        title=title,
+        facts=facts,
+        passages=[(heading, coloured(text, scale)) for heading, text in passages.items()],
+        links=links or {},
+        tables=tables or {},
         **legend(scale),
     )
 
 
 def render(template: str, **values: Any) -> str:
-    """Render a template; texts are escaped.
+    """Render a template; texts are escaped, control characters in them, too.
 
     Args:
-        template: Its file, relative to the package's folder, such as ``plotting/segment.html.jinja``.
+        template: Its file, relative to the package's folder, such as ``plotting/segment.html.jinja``. Its filters
+            ``line`` and ``data_url`` write a name on one line, and a PNG as an address which holds it.
         values: Values of its variables.
     """
     return _environment().get_template(template).render(**values)
@@ -89,17 +89,16 @@ def coloured(
 
     Each boundary and each line break is a stretch of its own, so that a long text has few stretches.
     """
-    stretches: list[list[Character]] = []
-    before = ""  # classes of the last character; empty if its stretch has ended
-    for char in characters:
-        classes = _classes(char, scale)
-        ends = char.boundary or char.text == "\n"
-        if ends or classes != before:
-            stretches.append([])
-        stretches[-1].append(char)
-        before = "" if ends else classes
+
+    def find_stretch(char: Character) -> tuple[str, int]:
+        alone = -1
+        if char.boundary or char.text == "\n":
+            alone = char.start
+        return _classes(char, scale), alone
+
     result = []
-    for stretch in stretches:
+    for _, group in groupby(characters, find_stretch):
+        stretch = list(group)
         text = "".join(escape(char.text) for char in stretch)
         result.append((_classes(stretch[-1], scale), _tip(stretch), text))
     return result
@@ -135,9 +134,22 @@ def _environment() -> Environment:
     pages = Environment(
         loader=loader,
         autoescape=True,
+        finalize=_escape_text,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    pages.filters |= {"line": escape_line, "data_url": _data_url}
     pages.globals |= {"light": LIGHT, "dark": DARK, "accent": BLUE.lower()}
     return pages
+
+
+def _escape_text(value: Any) -> Any:
+    """Return what a template writes for a value; text that is HTML already is not changed."""
+    if isinstance(value, str) and not hasattr(value, "__html__"):
+        return escape(value)
+    return value
+
+
+def _data_url(image: bytes) -> str:
+    return "data:image/png;base64," + base64.b64encode(image).decode("ascii")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import base64
+import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +21,12 @@ from tokenv.compare.report.aggregate import (
     rank_by_seed,
     sort_methods,
 )
-from tokenv.compare.report.kind_report import Section, Summary, kind_report
+from tokenv.compare.report.kind_report import Summary, kind_report
 from tokenv.compare.report.pictures import draw_pictures, draw_ranks
 from tokenv.compare.report.table import Column, Table
 from tokenv.compare.score_statistics import describe_difference, tabulate_differences
 from tokenv.core.atomic import write_atomically
-from tokenv.plotting.characters import escape, escape_line
+from tokenv.plotting.characters import escape_line
 from tokenv.plotting.figures import Picture
 from tokenv.plotting.html import coloured, legend, render
 
@@ -77,110 +77,50 @@ def comparison_page(comparison: Comparison, pictures: Mapping[str, Picture]) -> 
     Returns:
         One HTML document, to be written as UTF-8. It loads nothing and runs no script.
     """
-    styles = assign_styles(comparison)
-    scale = compute_colour_scale(comparison)
-    passages = {method.name: list_passages(method) for method in comparison.methods}
-    settings = {method.name: describe_settings(method) for method in comparison.methods}
-    names = [method.name for method in sort_methods(comparison)]
+    methods = sort_methods(comparison)
+    names = [method.name for method in methods]
     unit = comparison.unit_in_words
-    both_ways = comparison.both_ways
-    matrix = report_tables.difference_matrix("", (names, names), both_ways, unit, explain=True)
-    sections = [
-        _render_section(comparison, section)
-        for section in kind_report(comparison).sections(pictures)
-    ]
-
-    def colour_passage(index: int) -> list[tuple[Any, ...]]:
-        rows = []
-        for method in sort_methods(comparison):
-            texts = passages[method.name]
-            spans: list[tuple[str, str, str]] = []
-            if index < len(texts):
-                spans = coloured(texts[index], scale)
-            rows.append((method.name, spans))
-        return _number_rows(comparison, rows)
-
+    scale = compute_colour_scale(comparison)
+    passages = []
+    for method in methods:
+        passages.append([coloured(passage, scale) for passage in list_passages(method)])
+    versions = itertools.zip_longest(*passages, fillvalue=())
     return render(
         "compare/report/comparison.html.jinja",
-        title=escape(comparison.title),
-        conclusion=[escape(line) for line in describe_result(comparison)],
-        failed=_escape_items(comparison.failed),
-        facts=_escape_items(comparison.facts),
-        looks=list(styles.values()),
-        unit=escape(comparison.unit_in_words),
+        title=comparison.title,
+        conclusion=describe_result(comparison),
+        failed=comparison.failed,
+        facts=comparison.facts,
+        looks=list(assign_styles(comparison).values()),
+        numbers={method.name: i for i, method in enumerate(comparison.methods)},
+        unit=unit,
         words=comparison.words,
-        methods=_render_table(comparison, report_tables.methods_table(comparison), settings),
-        robust=_render_table(comparison, report_tables.robust_table(comparison)),
-        options=_render_table(comparison, report_tables.options_table(comparison)),
-        given_up=[escape(sentence) for sentence in comparison.given_up],
+        methods=report_tables.methods_table(comparison),
+        settings={method.name: describe_settings(method) for method in methods},
+        robust=report_tables.robust_table(comparison),
+        options=report_tables.options_table(comparison),
+        given_up=comparison.given_up,
         targets=describe_target_rates(comparison),
-        matrix=_number_rows(comparison, matrix.rows),
+        matrix=report_tables.difference_matrix(
+            "", (names, names), comparison.both_ways, unit, explain=True
+        ),
         sentences=[
-            escape(describe_difference(*pair, each, comparison.unit_in_words))
-            for pair, each in comparison.differences.items()
+            describe_difference(*pair, each, unit) for pair, each in comparison.differences.items()
         ],
         many=len(comparison.differences) > _MAX_OPEN,
         rates=report_tables.rate_columns(comparison),
-        rate_losses=_number_rows(comparison, report_tables.rate_losses(comparison)),
-        rate_differences=_number_rows(comparison, report_tables.rate_differences(comparison)),
-        rates_reference=escape_line(comparison.rates_reference),
-        sections=sections,
-        pictures={name: embed(picture) for name, picture in pictures.items()},
-        references=[escape(name) for name in comparison.references],
-        agreements=_render_table(comparison, report_tables.agreements_table(comparison)),
-        boundaries=_render_table(comparison, report_tables.boundaries_table(comparison)),
-        passages=[
-            (f"held-out passage {i + 1}", colour_passage(i))
-            for i in range(max(map(len, passages.values())))
-        ],
+        rate_losses=report_tables.rate_losses(comparison),
+        rate_differences=report_tables.rate_differences(comparison),
+        rates_reference=comparison.rates_reference,
+        sections=kind_report(comparison).sections(pictures),
+        pictures=pictures,
+        references=comparison.references,
+        agreements=report_tables.agreements_table(comparison),
+        boundaries=report_tables.boundaries_table(comparison),
+        passages=[list(zip(names, spans, strict=True)) for spans in versions],
         notes=write_notes(comparison),
         **legend(scale),
     )
-
-
-def _render_section(comparison: Comparison, section: Section) -> dict[str, Any]:
-    """Return what the page shows of a section."""
-    shown: dict[str, Any] = {
-        "heading": escape(section.heading),
-        "last": section.last,
-        "conclusion": [escape(line) for line in section.conclusion],
-        "note": section.note,
-        "pictures": section.pictures,
-        "table": None,
-        "matrix": None,
-    }
-    if section.table is not None:
-        shown["table"] = _render_table(comparison, section.table)
-    if section.matrix is not None:
-        shown["matrix"] = {
-            "title": section.matrix.title,
-            "columns": [escape_line(name) for name in section.matrix.columns],
-            "rows": [(None, escape_line(name), cells) for name, cells in section.matrix.rows],
-        }
-    return shown
-
-
-def _render_table(
-    comparison: Comparison, table: Table, settings: Mapping[str, str] | None = None
-) -> dict[str, Any]:
-    """Return what the page shows of a table; beside the names of methods their settings, if they are given."""
-    known = settings or {}
-    rows = [(name, cells, known.get(name, "")) for name, cells in table.cells()]
-    return {
-        "first": table.first,
-        "headers": table.headers(),
-        "rows": _number_rows(comparison, rows),
-    }
-
-
-def _number_rows(comparison: Comparison, rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
-    """Return rows which begin with a name, with the number of the method's style before it; None for a baseline."""
-    number = {method.name: i for i, method in enumerate(comparison.methods)}
-    return [(number.get(name), escape_line(name), *rest) for name, *rest in rows]
-
-
-def _escape_items(items: Mapping[str, str]) -> list[tuple[str, str]]:
-    return [(escape(name), escape(value)) for name, value in items.items()]
 
 
 def describe_settings(method: ComparedMethod) -> str:
@@ -189,15 +129,6 @@ def describe_settings(method: ComparedMethod) -> str:
         f"{escape_line(key)} = {escape_line(value)}" for key, value in method.settings.items()
     ]
     return ", ".join([*(["reads ahead"] if method.reads_ahead else []), *settings])
-
-
-def embed(picture: Picture) -> dict[str, str]:
-    """Return a picture as a page shows it: caption, and both variants as data."""
-    light, dark = (
-        "data:image/png;base64," + base64.b64encode(image).decode("ascii")
-        for image in (picture.light, picture.dark)
-    )
-    return {"caption": picture.caption, "light": light, "dark": dark}
 
 
 def summary_columns(comparison: Comparison) -> list[Column]:
@@ -255,11 +186,9 @@ def find_true_boundaries(comparison: Comparison) -> str | None:
 
 def _order_methods(tables: Mapping[str, Table]) -> list[str]:
     """Return the methods by their mean rank, as a share of the methods of a protocol; those of more protocols first."""
-    shares: dict[str, list[float]] = {}
-    for table in tables.values():
-        for name, rank in table.frame["rank"].items():
-            shares.setdefault(str(name), []).append(rank / len(table.frame))
-    return sorted(shares, key=lambda name: (-len(shares[name]), finite_mean(shares[name])))
+    shares = pd.concat([table.frame["rank"] / len(table.frame) for table in tables.values()])
+    of_methods = shares.groupby(level=0, sort=False).agg(["size", "mean"])
+    return list(of_methods.sort_values(["size", "mean"], ascending=[False, True]).index)
 
 
 def _collect_summaries(comparisons: Mapping[str, Comparison]) -> dict[str, dict[str, Summary]]:
@@ -275,16 +204,13 @@ def _collect_summaries(comparisons: Mapping[str, Comparison]) -> dict[str, dict[
 def _show_summaries(summaries: Mapping[str, Summary], protocols: Iterable[str]) -> dict[str, Any]:
     """Return what the page shows of a section's summaries side by side; no cells where a protocol lacks a name."""
     first = next(iter(summaries.values()))
-    cells: dict[str, dict[str, list[str]]] = {}
-    values: dict[str, list[float]] = {}
-    for protocol, summary in summaries.items():
-        columns = summary.table.shown()
-        for name, row in summary.table.rows():
-            cells.setdefault(name, {})[protocol] = [column.show(row) for column in columns]
-            values.setdefault(name, []).append(row[columns[0].key])
+    key = first.table.shown()[0].key
+    values = pd.concat([summary.table.frame[key] for summary in summaries.values()])
+    means = values.groupby(level=0, sort=False).agg(finite_mean)
+    cells = {protocol: dict(summary.table.cells()) for protocol, summary in summaries.items()}
     rows = []
-    for name in sorted(values, key=lambda name: finite_mean(values[name])):
-        rows.append((escape_line(name), [cells[name].get(protocol, []) for protocol in protocols]))
+    for name in means.sort_values(kind="stable").index:
+        rows.append((name, [cells.get(protocol, {}).get(name, {}) for protocol in protocols]))
     return {
         "heading": first.table.title,
         "first": first.table.first,
@@ -316,24 +242,18 @@ def summary_page(
             _summary_cells(tables[name], method, comparisons[name], reference)
             for name in comparisons
         ]
-        rows.append((escape_line(method), cells))
+        rows.append((method, cells))
     protocols = []
     for name, comparison in comparisons.items():
-        picture = draw_ranks(comparison)
-        headers = tables[name].headers()
-        pictures = []
-        if picture is not None:
-            pictures.append(embed(picture))
         protocols.append(
             {
-                "name": escape_line(name),
+                "name": name,
                 "page": pages[name],
-                "headers": headers,
-                "facts": _escape_items(comparison.facts),
-                "conclusion": [escape(line) for line in describe_result(comparison)],
-                "failed": _escape_items(comparison.failed),
+                "headers": tables[name].headers(),
+                "comparison": comparison,
+                "conclusion": describe_result(comparison),
                 "truth": find_true_boundaries(comparison),
-                "pictures": pictures,
+                "ranks": draw_ranks(comparison),
             }
         )
     sections = [
@@ -343,7 +263,7 @@ def summary_page(
     return render(
         "compare/report/summary.html.jinja",
         title=f"{len(comparisons)} protocols",
-        reference=escape_line(reference),
+        reference=reference,
         protocols=protocols,
         rows=rows,
         sections=sections,
@@ -360,10 +280,10 @@ def _summary_cells(
     tip = ""
     difference = comparison.both_ways.get((name, reference))
     if difference is not None:
-        tip = escape(describe_difference(name, reference, difference, comparison.unit_in_words))
+        tip = describe_difference(name, reference, difference, comparison.unit_in_words)
     (method,) = [method for method in comparison.methods if method.name == name]
     return {
-        "cells": [escape(column.show(row)) for column in table.shown()],
+        "cells": [column.show(row) for column in table.shown()],
         "verdict": row["verdict"].replace(" ", "-"),
         "settings": describe_settings(method),
         "tip": tip,

@@ -36,7 +36,7 @@ from tokenv.compare.score_tables import DIFFERENCE
 from tokenv.evaluation.boundary_stats import CLASSES
 from tokenv.evaluation.calibration import NATIVE
 from tokenv.evaluation.text_report import show_whitespace
-from tokenv.plotting.characters import escape, escape_line
+from tokenv.plotting.characters import escape_line
 from tokenv.plotting.console import console, write_csv
 
 _TOKENS = 12  # most frequent tokens shown
@@ -45,9 +45,10 @@ OWN_RATE = "its own"
 
 def difference_cell(first: str, second: str, difference: Difference, unit: str) -> Cell:
     """Return the cell for the difference of two methods or forecasters, coloured by its verdict."""
-    tip = escape(describe_difference(first, second, difference, unit))
     return Cell(
-        format_number(difference.mean, "+.4f"), "", difference.verdict.replace(" ", "-"), tip
+        format_number(difference.mean, "+.4f"),
+        style=difference.verdict.replace(" ", "-"),
+        tip=describe_difference(first, second, difference, unit),
     )
 
 
@@ -72,16 +73,15 @@ def difference_matrix(
     for row in names[0]:
         cells: list[Cell | None] = []
         for column in names[1]:
-            cell = Cell("–", style="unknown", tip="not compared")
-            if (row, column) in pairs:
+            cell: Cell | None = Cell("–", style="unknown", tip="not compared")
+            if row == column:
+                cell = None
+            elif (row, column) in pairs:
                 cell = difference_cell(row, column, pairs[row, column], unit)
                 if explain:
                     tip = f"{cell.tip} The cell is {escape_line(row)} − {escape_line(column)}."
                     cell = cell._replace(tip=tip)
-            if row == column:
-                cells.append(None)
-            else:
-                cells.append(cell)
+            cells.append(cell)
         rows.append((row, cells))
     return Matrix(title, names[1], rows)
 
@@ -125,7 +125,7 @@ def methods_table(comparison: Comparison) -> Table:
         columns.append(
             Column("in_context_score", "in-context score", ".3f", file="in_context_score")
         )
-    if comparison.calibrated:
+    if frame.boundary_rate_raw.notna().any():
         columns += [
             Column("loss_raw", "before calibration", terminal=False, file=f"{unit}_raw"),
             Column(
