@@ -42,7 +42,9 @@ def check_methods(options: CompareOptions) -> None:
             methods are of different kinds of data.
     """
     for protocol, own in options.split_protocols().items():
-        where = f"protocols.{protocol}: ".removeprefix("protocols.: ")
+        where = ""
+        if protocol:
+            where = f"protocols.{protocol}: "
         methods = {}
         for method in own.selected_methods:
             methods[f"{where}methods.{method}"] = own.make_task(method, own.seeds[0]).config
