@@ -17,7 +17,7 @@ from scipy import stats
 from tokenv.compare.robust_statistics import student_interval
 from tokenv.compare.score_statistics import Difference, compare_scores
 from tokenv.plotting.figures import save_png
-from tokenv.plotting.theme import BLUE, GREEN, GREY, ORANGE, PINK, with_error
+from tokenv.plotting.theme import AMBER, BLUE, GREEN, GREY, ORANGE, PINK, with_error
 
 # a method, its runs, and its difference from the reference in words
 Summary = tuple[str, pd.DataFrame, str]
@@ -58,6 +58,7 @@ FRONTIER = {
     "learned, whitespace first": (BLUE, 1.01),
     "learned, linear critic, detached": (GREY, 1.0),
     "carried": (PINK, 1.03),
+    "bpe, causal": (AMBER, 1.05),
 }
 
 
