@@ -115,7 +115,7 @@ def _draw_differences(comparison: Comparison) -> Picture | None:
                     axes.plot(interval, (row, row), color=colour, lw=2, marker="|", ms=7)
                 axes.plot(difference.mean, row, "o", color=colour, ms=5)
         label_rows(axes, [method.name for method in methods])
-        axes.set_xlabel(f"{comparison.unit_in_words} more than {short(best.name)} (95% interval)")
+        axes.set_xlabel(f"{comparison.unit_in_words} more than {short(best.name)}\n(95% interval)")
         drawn = {difference.verdict for difference in differences if difference}
         names = [name for name in VERDICTS if name in drawn]
         handles = [Line2D([], [], color=VERDICTS[name], marker="o", lw=2) for name in names]
