@@ -139,7 +139,9 @@ def show_again(config: Config, resume: str | None) -> Callable[[], dict[str, Any
 
     It also completes the files of a run which was killed between its last step and the end of its report.
     """
-    path = Path(resume or "")
+    if resume is None:
+        return None
+    path = Path(resume)
     if path.parent.name != "checkpoints":
         return None
     state = RunState.read(path)

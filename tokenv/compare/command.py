@@ -1,7 +1,5 @@
 """A whole comparison: read its options, train and evaluate its runs, then compare them."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace

@@ -1,7 +1,5 @@
 """Compare methods: their runs, what distinguishes them, and the tables from which a report is made."""
 
-from __future__ import annotations
-
 import itertools
 import math
 import os

@@ -1,7 +1,5 @@
 """Locks: a run is trained by one process at a time, and a GPU is used by as many jobs as it has places."""
 
-from __future__ import annotations
-
 import getpass
 import os
 import subprocess
@@ -132,12 +130,14 @@ def lock_gpu(gpu: str, places: int) -> BaseFileLock | None:
     """
     for place in range(places):
         path = Path(tempfile.gettempdir()) / f"tokenv-{getpass.getuser()}-gpu-{gpu}-{place}.lock"
+        lock = FileLock(path, mode=0o600)
         try:
-            return FileLock(path, mode=0o600).acquire(blocking=False).lock
+            lock.acquire(blocking=False)
         except Timeout:
             continue
         except OSError as error:
             raise UserError(
                 f"{path}: cannot be opened ({error.strerror}): delete it, or ask its owner to"
             ) from None
+        return lock
     return None

@@ -1,7 +1,5 @@
 """Show how far a comparison is, and how long it will take at the mean speed so far."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from datetime import timedelta
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Evaluation of a finished run for a comparison: losses, boundaries and rates, measured once and stored."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial

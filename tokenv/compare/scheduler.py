@@ -1,7 +1,5 @@
 """Run all jobs of a comparison on one executor: submit, wait, try again, and stop on Ctrl-C."""
 
-from __future__ import annotations
-
 import itertools
 import os
 import shutil

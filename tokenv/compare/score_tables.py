@@ -1,7 +1,5 @@
 """Compare methods at several boundary rates."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Find training runs where Sacred stored them."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from contextlib import suppress

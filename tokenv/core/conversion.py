@@ -124,9 +124,8 @@ def from_dict(kind: type[T], values: Mapping[str, Any], prefix: str = "") -> T:
                 values[item.name], hints[item.name], f"{prefix}{item.name}", expected
             )
         elif item.default is MISSING and item.default_factory is MISSING:
-            raise UserError(
-                f"{prefix}{item.name} is missing: expected {expected or in_words(hints[item.name])}"
-            )
+            expected = expected or in_words(hints[item.name])
+            raise UserError(f"{prefix}{item.name} is missing: expected {expected}")
     return kind(**converted)
 
 

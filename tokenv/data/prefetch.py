@@ -76,9 +76,8 @@ class PrefetchedSource:
     def _prefetch(self) -> None:
         try:
             if has_own_memory(self._device):
-                torch.get_device_module(self._device).set_device(
-                    self._device
-                )  # every thread has its own
+                # every thread has its own
+                torch.get_device_module(self._device).set_device(self._device)
             while not self._stop.is_set():
                 batch = self._source.next(self._count)
                 self._queue.put((stage_batch(batch, self._device), self._source.state_dict()))

@@ -78,8 +78,9 @@ class Evaluation:
         """Build the evaluation whose ``metrics`` are given."""
         names = {unit: "loss", f"{unit}_early": "loss_early"}
         known = {each.name for each in fields(cls)}
-        figures = {names.get(name, name): value for name, value in values.items()}
-        by_name = {name: figures.pop(name) for name in [*figures] if name not in known}
+        renamed = {names.get(name, name): value for name, value in values.items()}
+        figures = {name: value for name, value in renamed.items() if name in known}
+        by_name = {name: value for name, value in renamed.items() if name not in known}
         return cls(unit, **figures, by_name=by_name)
 
 

@@ -1,7 +1,5 @@
 """Reports of ``tokenv bench``: tables of speed and cost; of scaling a table, a CSV file and a picture."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

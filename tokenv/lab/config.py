@@ -1,7 +1,5 @@
 """Options of ``tokenv bench`` and ``tokenv variance``, and how an estimator is written as a call."""
 
-from __future__ import annotations
-
 import ast
 import warnings
 from dataclasses import asdict, dataclass, field, fields

@@ -1,7 +1,5 @@
 """The cost of updates in seconds, counted FLOPs and memory: with each estimator, and by several processes together."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import statistics

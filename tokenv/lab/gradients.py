@@ -5,8 +5,6 @@ variance and direction are functions of the Gram matrices. Products of *differen
 without the bias that a draw's own noise would bring; errors are delete-one jackknife errors (Efron & Stein 1981).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """Measure speed, memory and the cost of learning boundaries in training, and the speed of inference."""
 
-from __future__ import annotations
-
 import itertools
 import multiprocessing
 import statistics

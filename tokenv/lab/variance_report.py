@@ -1,7 +1,5 @@
 """Results of a variance study: tables, a CSV file, and pictures with all errors and notes on missing values."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace

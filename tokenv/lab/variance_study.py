@@ -1,7 +1,5 @@
 """The variance study: one trajectory, some of its checkpoints, and all estimators on the same text."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial

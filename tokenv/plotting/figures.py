@@ -1,7 +1,5 @@
 """Figures: curves over training, series with their patches, legends which fit, and PNG for light and dark pages."""
 
-from __future__ import annotations
-
 import io
 import math
 import warnings

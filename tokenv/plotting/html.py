@@ -97,10 +97,10 @@ def coloured(
         return _classes(char, scale), alone
 
     result = []
-    for _, group in groupby(characters, find_stretch):
+    for (classes, _), group in groupby(characters, find_stretch):
         stretch = list(group)
-        text = "".join(escape(char.text) for char in stretch)
-        result.append((_classes(stretch[-1], scale), _tip(stretch), text))
+        text = "".join(char.text for char in stretch)
+        result.append((classes, _tip(stretch), text))
     return result
 
 

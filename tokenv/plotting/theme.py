@@ -1,7 +1,5 @@
 """Appearance and wording of all reports: colours of lines, pages and probabilities; names of symbols and units."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple

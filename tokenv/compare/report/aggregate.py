@@ -1,7 +1,5 @@
 """Aggregate a comparison for its pictures, page and tables: order, wording, bands of curves, line styles."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence

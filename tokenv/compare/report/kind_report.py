@@ -1,7 +1,5 @@
 """What only one kind of data adds to the report of a comparison."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pkgutil import resolve_name

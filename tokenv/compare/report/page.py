@@ -1,7 +1,5 @@
 """Write a comparison of methods as a self-contained web page, and one page for several protocols."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from collections.abc import Iterable, Mapping

@@ -1,7 +1,5 @@
 """Draw a comparison of methods, each picture for light and for dark pages."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence

@@ -1,7 +1,5 @@
 """Write a comparison of methods as tables: cells of pages, the terminal and CSV files."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path

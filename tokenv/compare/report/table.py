@@ -1,7 +1,5 @@
 """A table of a report: one list of columns, from which page, terminal and CSV file are made."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -84,16 +82,13 @@ class Table:
         return [escape_line(column.header) for column in self.shown()]
 
     def cells(self) -> list[tuple[str, dict[str, str]]]:
-        """Return the rows of the page: name, and heading to text of the other cells, both escaped."""
+        """Return the rows of the page: name, and escaped heading to text of the other cells."""
         rows = []
         for name, row in self.rows():
             rows.append(
                 (
                     name,
-                    {
-                        escape_line(column.header): escape(column.show(row))
-                        for column in self.shown()
-                    },
+                    {escape_line(column.header): column.show(row) for column in self.shown()},
                 )
             )
         return rows
