@@ -1,7 +1,5 @@
 """Boundaries from a trained BPE tokenizer (paper, appendix D.1)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

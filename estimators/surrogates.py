@@ -1,7 +1,5 @@
 """Scaling of advantages, surrogate losses whose gradient is the estimate, and imitation."""
 
-from __future__ import annotations
-
 import math
 
 import torch

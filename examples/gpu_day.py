@@ -8,8 +8,6 @@ wheels of the other packages (`pip download`) and of tokenv itself (`pip wheel -
 tests need; they are installed beside the machine's Python, not into it. --small tries the script itself on any machine.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

@@ -6,8 +6,6 @@ All models read and write the same texts in turn, in one run. Medians of the rou
 most, so that models are compared by ratios of one table.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 from functools import partial

@@ -7,8 +7,6 @@ difference. The tables say for which share of draws the interval contained zero,
 with few documents whose lengths are log-normal.
 """
 
-from __future__ import annotations
-
 import itertools
 import math
 

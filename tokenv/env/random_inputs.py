@@ -3,8 +3,6 @@
 What is drawn for a batch does not depend on how its rows are distributed over processes (``tokenv.core.distributed``).
 """
 
-from __future__ import annotations
-
 import torch
 from torch import Tensor
 

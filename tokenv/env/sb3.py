@@ -8,8 +8,6 @@
 Needs ``pip install tokenv[sb3]``. ``VecMonitor(envs)`` counts rewards by episode.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -5,8 +5,6 @@ queries with no keys after its end, which saves almost half of the arithmetic (c
 2112.05682).
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Callable, Iterator

@@ -7,8 +7,6 @@ squared error on the training windows in one pass, which its published training 
 this map into a model.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial

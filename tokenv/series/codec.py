@@ -7,8 +7,6 @@ predicted, are K further rows of a symbol, [C + K, 5], whose likelihood does not
 them, by statistics of the training steps.
 """
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the report of a comparison shows of series only: losses on test windows, forecasts, windows with patches."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Histories to forecast from: test windows with known ends, or the ends of recorded series; read in batches."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias

@@ -1,7 +1,5 @@
 """Forecasts of random histories, which ``tokenv bench`` times."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from functools import partial
 

@@ -1,7 +1,5 @@
 """Forecasts of series: sampled continuations, or a density of every step; for one batch, or many."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """Time series as a kind of data."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar

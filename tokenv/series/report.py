@@ -1,7 +1,5 @@
 """Reports of series: patches of a run; forecasts as a picture, a CSV file and a table of scores."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path

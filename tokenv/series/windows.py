@@ -8,8 +8,6 @@ instance normalisation, Kim et al. 2022, made causal). Covariates are K further 
 and keep their scale: the level of a plan or of a price matters, and the codec standardises them.
 """
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """``check_agent``: check the properties which rollouts, stepping, training and generation rely on."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

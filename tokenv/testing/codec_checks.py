@@ -1,7 +1,5 @@
 """``check_codec``: check the properties which models, training and generation rely on."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Expected gradients of estimators, by enumeration of boundaries in float64."""
 
-from __future__ import annotations
-
 import copy
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """``check_estimator`` and ``check_rate_target``: check what training and gradient measurements rely on."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Save a run and its tensors as a checkpoint, and restore them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

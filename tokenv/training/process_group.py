@@ -4,8 +4,6 @@ Nothing here knows of models or batches: ``tokenv.training.data_parallel`` says 
 sums gradients and shards the model. In a single process nothing is sent. Rank 0 alone writes files and messages.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
