@@ -13,10 +13,11 @@ from tensordict import TensorDict
 from tiny import series_settings, settings
 
 import tokenv
+from tokenv.agents.learned import Learned
 from tokenv.config.files import resolve
 from tokenv.core import keys
 from tokenv.lm.incremental import Decoder
-from tokenv.testing import check_estimator
+from tokenv.testing import check_agent, check_estimator, check_rate_target
 from tokenv.training.trainer import train
 
 EXAMPLES = Path(__file__).parent.parent / "examples"
@@ -169,6 +170,67 @@ def test_estimators_for_a_start_from_scratch_are_right(name, options):
         getattr(load("scratch_estimators"), name), windows=(2,), gamma=1.0, **options
     )
     assert bool(left_out) == (name == "annealed_kl")  # which declares its bias
+
+
+def test_an_annealed_imitation_declares_its_bias_and_keeps_the_rest_of_an_estimators_promises():
+    assert check_estimator(load("remedies").annealed_imitation, windows=(1,), gamma=1.0)
+
+
+def test_a_ramped_pressure_is_a_rate_target():
+    assert check_rate_target(load("remedies").RampedPressure, rate=0.4, start=0.4) == []
+
+
+def test_the_averaged_policy_is_an_agent_which_draws_with_the_mean_of_its_parameters():
+    averaged_policy = load("remedies").AveragedPolicy
+    assert check_agent(averaged_policy) == []
+    agent = averaged_policy(8, decay=0.75)
+    start = agent.average.clone()
+    with torch.no_grad():
+        agent.projection.weight.add_(1.0)
+    position = torch.arange(6).expand(4, 6)
+    observation = TensorDict(
+        {
+            keys.ENCODING: torch.randn(4, 6, 8),
+            keys.POSITION: position,
+            keys.DECISION_MASK: position > 0,
+        },
+        batch_size=[4, 6],
+    )
+    noise = torch.rand(4, 6)
+    action = agent.draw(observation, noise)[keys.ACTION]
+    assert torch.allclose(agent.average, start + 0.25)
+    plain = Learned(8, window=1, scale=4.0, softcap=15.0)
+    with torch.no_grad():
+        plain.projection.weight.copy_(agent.average)
+    assert torch.equal(action, plain.draw(observation, noise)[keys.ACTION])
+
+
+def test_a_ramped_target_moves_from_its_start_to_the_rate():
+    target = load("remedies").RampedPressure(0.4, start=0.1, rollouts=3)
+    tensordict = TensorDict(
+        {
+            keys.BOUNDARY_LOGITS: torch.ones(4, 6),
+            keys.BOUNDARY_PROB: torch.full((4, 6), 0.5),
+            keys.DECISION_MASK: torch.ones(4, 6, dtype=torch.bool),
+        },
+        batch_size=[4, 6],
+    )
+    excess = [target(tensordict.clone())[keys.LOSS_RATE].mean().item() for _ in range(5)]
+    assert excess == pytest.approx([0.4, 0.3, 0.2, 0.1, 0.1])
+
+
+def test_an_annealed_imitation_ends():
+    tensordict = TensorDict(
+        {
+            keys.LOSS_POLICY: torch.zeros(2, 3),
+            keys.DEMONSTRATION_LOG_PROB: torch.full((2, 3), -1.5),
+            keys.DECISION_MASK: torch.ones(2, 3, dtype=torch.bool),
+        },
+        batch_size=[2, 3],
+    )
+    stage = load("remedies").AnnealedImitation(weight=2.0, rollouts=2)
+    losses = [stage(tensordict.clone())[keys.LOSS_POLICY].mean().item() for _ in range(4)]
+    assert losses == pytest.approx([3.0, 1.5, 0.0, 0.0])
 
 
 def test_a_kl_which_has_been_annealed_leaves_the_estimate_alone():
