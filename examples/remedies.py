@@ -46,8 +46,8 @@ class RampedPressure(LogitPressure):
 class AveragedPolicy(Learned):
     """The windowed policy, whose boundaries are drawn with the mean of its earlier parameters.
 
-    ``w <- decay w + (1 - decay) W`` at every rollout of training; boundaries are drawn with w, and W learns from the
-    score function of these boundaries. In evaluation the policy is that of w.
+    ``w <- decay w + (1 - decay) W`` whenever boundaries are scored in training, those of an imitated agent included;
+    boundaries are drawn with w, and W learns from their score function. In evaluation the policy is that of w.
 
     Bias: that of boundaries which another policy drew, without likelihood ratios. Cost: O(T D w).
 
@@ -57,7 +57,7 @@ class AveragedPolicy(Learned):
         window: see ``Learned``.
         scale: see ``Learned``.
         softcap: see ``Learned``.
-        decay: share of the mean which a rollout keeps.
+        decay: share of the mean which is kept.
     """
 
     def __init__(
@@ -75,7 +75,9 @@ class AveragedPolicy(Learned):
 
     def _project(self, encoding: Tensor) -> Tensor:
         weight = self.projection.weight
-        if not self.training:
+        if self.training:
+            self.average.lerp_(weight.detach(), 1 - self.decay)
+        else:
             weight = self.average + (weight - weight.detach())  # the mean's values, with a gradient
         return F.linear(encoding.to(weight.dtype), weight)
 
@@ -83,7 +85,6 @@ class AveragedPolicy(Learned):
         """Draw all boundaries at once, in training with the averaged parameters."""
         if not self.training:
             return super().draw(observation, noise)
-        self.average.lerp_(self.projection.weight.detach(), 1 - self.decay)
         encoding = observation[keys.ENCODING].detach()
         projected = F.linear(encoding.to(self.average.dtype), self.average)
         return self.score(observation, self._solve_actions(projected, noise, observation))

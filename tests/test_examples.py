@@ -185,7 +185,9 @@ def test_the_averaged_policy_is_an_agent_which_draws_with_the_mean_of_its_parame
     assert check_agent(averaged_policy) == []
     agent = averaged_policy(8, decay=0.75)
     start = agent.average.clone()
+    plain = Learned(8, window=1, scale=4.0, softcap=15.0)
     with torch.no_grad():
+        plain.projection.weight.copy_(start)
         agent.projection.weight.add_(1.0)
     position = torch.arange(6).expand(4, 6)
     observation = TensorDict(
@@ -198,11 +200,10 @@ def test_the_averaged_policy_is_an_agent_which_draws_with_the_mean_of_its_parame
     )
     noise = torch.rand(4, 6)
     action = agent.draw(observation, noise)[keys.ACTION]
-    assert torch.allclose(agent.average, start + 0.25)
-    plain = Learned(8, window=1, scale=4.0, softcap=15.0)
-    with torch.no_grad():
-        plain.projection.weight.copy_(agent.average)
     assert torch.equal(action, plain.draw(observation, noise)[keys.ACTION])
+    assert torch.allclose(agent.average, start + 0.25)
+    agent.score(observation, action)  # as in an imitation, whose boundaries another agent draws
+    assert torch.allclose(agent.average, start + 0.4375)
 
 
 def test_a_ramped_target_moves_from_its_start_to_the_rate():
