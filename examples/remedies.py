@@ -18,28 +18,44 @@ from tokenv.estimators.rate_targets import LogitPressure
 from tokenv.estimators.surrogates import Imitation
 
 
+class Progress(nn.Module):
+    """The share of the first rollouts of training which are over; those of an imitation do not count.
+
+    Args:
+        rollouts: rollouts until the share is 1.
+    """
+
+    def __init__(self, rollouts: int) -> None:
+        super().__init__()
+        self.rollouts = rollouts
+        self.rollouts_done: Tensor = nn.Buffer(torch.zeros((), dtype=torch.long))
+
+    def forward(self) -> float:
+        """Return the share, from 0 to 1; in training mode, count the rollout."""
+        share = min(self.rollouts_done.item() / self.rollouts, 1.0)
+        if self.training:
+            self.rollouts_done += 1
+        return share
+
+
 class RampedPressure(LogitPressure):
     """``LogitPressure`` whose target moves linearly from ``start`` to ``rate`` over the first rollouts.
 
     Args:
         rate: last target, boundaries per symbol.
         start: first target, such as the rate of an imitated rule.
-        rollouts: rollouts until the target is ``rate``; those of an imitation do not count.
+        rollouts: rollouts until the target is ``rate``.
     """
 
     def __init__(self, rate: float, start: float = 0.12, rollouts: int = 400) -> None:
         super().__init__(rate)
         self.start = start
         self.last = rate
-        self.rollouts = rollouts
-        self.rollouts_done: Tensor = nn.Buffer(torch.zeros((), dtype=torch.long))
+        self.progress = Progress(rollouts)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Write ``loss_rate``: [.., T]; in training mode, count the rollout."""
-        share = min(self.rollouts_done.item() / self.rollouts, 1.0)
-        self.rate = self.start + share * (self.last - self.start)
-        if self.training:
-            self.rollouts_done += 1
+        """Write ``loss_rate``: [.., T]."""
+        self.rate = self.start + self.progress() * (self.last - self.start)
         return super().forward(tensordict)
 
 
@@ -97,7 +113,7 @@ class AnnealedImitation(Imitation):
 
     Args:
         weight: initial weight, in units of the policy loss.
-        rollouts: rollouts until the weight is 0; those of an earlier imitation do not count.
+        rollouts: rollouts until the weight is 0.
     """
 
     in_keys = [keys.LOSS_POLICY, keys.DEMONSTRATION_LOG_PROB]
@@ -105,17 +121,14 @@ class AnnealedImitation(Imitation):
     def __init__(self, weight: float, rollouts: int) -> None:
         super().__init__(Whitespace())
         self.weight = weight
-        self.rollouts = rollouts
-        self.rollouts_done: Tensor = nn.Buffer(torch.zeros((), dtype=torch.long))
+        self.progress = Progress(rollouts)
 
     def forward(self, tensordict: TensorDictBase) -> TensorDictBase:
-        """Add to ``loss_policy``: [.., T]; in training mode, count the rollout."""
-        share = min(self.rollouts_done.item() / self.rollouts, 1.0)
-        if self.training:
-            self.rollouts_done += 1
+        """Add to ``loss_policy``: [.., T]."""
+        weight = self.weight * (1 - self.progress())
         of_rewards = tensordict[keys.LOSS_POLICY]
         nats = super().forward(tensordict)[keys.LOSS_POLICY]
-        return tensordict.set(keys.LOSS_POLICY, of_rewards + self.weight * (1 - share) * nats)
+        return tensordict.set(keys.LOSS_POLICY, of_rewards + weight * nats)
 
 
 def annealed_imitation(gamma: float = 0.9, weight: float = 0.1, rollouts: int = 400) -> Chain:
