@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,11 @@ def test_swapped_checkpoints_are_noticed(store: Path, capsys: pytest.CaptureFixt
         ("rate", 0.3, "rate = 0.3, but"),
         ("estimator", {"name": "rloo"}, "estimator.name = 'rloo', but"),
         ("data", CONFIGS[0].as_dict()["data"] | {"seed": 7}, "data.seed = 7, but"),
+        (
+            "hardware",
+            {"precision": "bfloat16"},
+            "hardware.precision = 'bfloat16', but .* has 'float32'",
+        ),
     ],
 )
 def test_a_changed_configuration_is_noticed(
@@ -92,3 +98,10 @@ def test_a_run_that_is_not_at_its_end_is_not_finished(
 def test_what_no_result_depends_on_may_differ(store: Path) -> None:
     change(store / "0" / "config.json", hardware=CONFIGS[0].as_dict()["hardware"] | {"threads": 3})
     assert finished_run(store / "0").config.hardware.threads == 3
+
+
+def test_a_run_in_another_precision_is_another_run(store: Path) -> None:
+    own = CONFIGS[0]
+    assert own.hardware.precision == "float32"
+    assert find_run(replace(own, hardware=replace(own.hardware, threads=3)), store) is not None
+    assert find_run(replace(own, hardware=replace(own.hardware, precision="auto")), store) is None

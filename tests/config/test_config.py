@@ -12,8 +12,8 @@ import yaml
 
 from tokenv.config.build import can_imitate, is_trainable
 from tokenv.config.components import build_components, check_components
-from tokenv.config.files import config_path, load_yaml, named_configs, resolve
-from tokenv.config.schema import IDENTITY, MAY_CHANGE_ON_RESUME, SETTINGS, Config, ImitationConfig
+from tokenv.config.files import config_path, load_yaml, named_configs, nest_key, resolve
+from tokenv.config.schema import MAY_CHANGE_ON_RESUME, Config, ImitationConfig
 from tokenv.core.errors import UserError
 
 SIZES = {"paper-147m": 147e6, "released-147m": 147e6, "codeparrot-90m": 90e6, "aspect-6": 40e6}
@@ -329,9 +329,26 @@ def test_a_stored_configuration_is_read_again() -> None:
 
 def test_every_section_has_a_role_in_resuming_and_comparing() -> None:
     every = set(Config().as_dict())
-    assert set(MAY_CHANGE_ON_RESUME) == {"validation", "checkpoint", "hardware"}
-    assert every - set(IDENTITY) == {"checkpoint", "hardware"}
-    assert every - set(SETTINGS) == {"checkpoint", "hardware", "seed"}
+    assert every >= set(MAY_CHANGE_ON_RESUME)
+    assert every - set(Config().identity()) == {"checkpoint"}
+    assert every - set(Config().method_settings()) == {"checkpoint", "seed"}
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "same"),
+    [
+        ("hardware.precision", "float32", False),
+        ("hardware.device", "cpu", True),
+        ("hardware.threads", 3, True),
+        ("hardware.compile", "off", True),
+        ("checkpoint.keep", 7, True),
+        ("validation.sequences", 7, False),
+        ("seed", 7, False),
+    ],
+)
+def test_what_makes_two_runs_the_same(key: str, value: Any, same: bool) -> None:
+    other = resolve([], nest_key(key, value))
+    assert (other.identity() == Config().identity()) is same
 
 
 @pytest.mark.parametrize(

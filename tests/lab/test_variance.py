@@ -482,7 +482,7 @@ def test_the_command(options, tmp_path, monkeypatch, capsys):
     stored = json.loads((folder / "variance" / "variance.json").read_text())
     assert list(stored["moments"][0]["estimators"]) == ["reinforce", "disarm", "rloo"]
     assert math.isfinite(stored["costs"]["rloo"]["seconds"])
-    for word in ("draws=8", "noise_seed=1", "rate=0.3"):
+    for word in ("draws=8", "noise_seed=1", "rate=0.3", "hardware.precision=bfloat16"):
         with pytest.raises(
             UserError, match=f"{word.partition('=')[0]} cannot change when a study is resumed"
         ):

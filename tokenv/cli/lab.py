@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from tokenv.config.commands import Command, Record, check_kind, stored_config
-from tokenv.config.files import resolve
+from tokenv.config.files import flatten, resolve
 from tokenv.core import trust
 from tokenv.core.conversion import from_dict
 from tokenv.core.errors import MissingFileError, UserError
@@ -136,10 +136,10 @@ class Variance(VarianceOptions, Command):
 def _check_unchanged(own: dict[str, Any], updates: dict[str, Any]) -> None:
     """Check that a study is resumed with the same options, since one table shows its old and new figures."""
     allowed = (*MAY_CHANGE_ON_RESUME, "hardware")
-    for key in (*own, *updates):
-        if key not in allowed:
+    for key in (*own, *flatten(updates)):
+        if key.partition(".")[0] not in allowed or key == "hardware.precision":
             raise UserError(
-                f"{key} cannot change when a study is resumed: only {', '.join(allowed)} can"
+                f"{key} cannot change when a study is resumed: only {', '.join(allowed)} (but its precision) can"
             )
 
 

@@ -27,15 +27,14 @@ from tokenv.compare.score_tables import tabulate_rates
 from tokenv.config.build import can_imitate, is_trainable
 from tokenv.config.class_options import with_class_defaults
 from tokenv.config.files import flatten
-from tokenv.config.schema import SETTINGS, Config
+from tokenv.config.schema import Config
 from tokenv.core.errors import UserError
 from tokenv.core.rates import RateRange, mean_rate
 from tokenv.core.terminology import Terminology
 from tokenv.plotting.theme import in_words
 
 AGREEMENT = ("precision", "recall", "f1")
-LEARNERS_SETTING = ("estimator", "rate_target")
-LEARNERS_LOSS = ("policy", "rate")
+LEARNERS_SETTINGS = ("estimator.", "rate_target.", "loss.policy", "loss.rate")  # key prefixes
 LONGEST_NAME = 40
 UNEQUAL = 0.05  # relative difference in FLOPs from which methods are not compared at equal compute
 
@@ -406,7 +405,7 @@ def differing_settings(
         complete: function which adds values which are not given: ``with_class_defaults``.
     """
     every = {
-        name: _comparable_settings(config, complete(config.as_dict()))
+        name: _comparable_settings(config, complete(config.method_settings()))
         for name, config in configs.items()
     }
     differing: dict[str, dict[str, str]] = {name: {} for name in every}
@@ -420,14 +419,10 @@ def differing_settings(
 
 def _comparable_settings(config: Config, all_values: Mapping[str, Any]) -> dict[str, Any]:
     """Return all settings which have an effect, with dotted keys; an agent which does not learn has no estimator."""
-    trainable = is_trainable(config.agent)
-    effective = [key for key in SETTINGS if trainable or key not in LEARNERS_SETTING]
-    values = {key: value for key, value in all_values.items() if key in effective}
-    if not trainable:
-        values["loss"] = {
-            name: weight for name, weight in values["loss"].items() if name not in LEARNERS_LOSS
-        }
-    return flatten(values)
+    values = flatten(all_values)
+    if is_trainable(config.agent):
+        return values
+    return {key: value for key, value in values.items() if not key.startswith(LEARNERS_SETTINGS)}
 
 
 def group_into_methods(runs: Sequence[ComparedRun]) -> dict[str, list[ComparedRun]]:
@@ -441,7 +436,7 @@ def group_into_methods(runs: Sequence[ComparedRun]) -> dict[str, list[ComparedRu
     """
     groups: dict[str, list[ComparedRun]] = {}
     for run in runs:
-        key = repr({k: v for k, v in run.config.as_dict().items() if k in SETTINGS})
+        key = repr(run.config.method_settings())
         same = [other for other in groups.get(key, []) if other.config.seed == run.config.seed]
         if same:
             raise UserError(

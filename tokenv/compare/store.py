@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from tokenv.config.files import flatten, resolve, without_command_options
-from tokenv.config.schema import IDENTITY, Config
+from tokenv.config.schema import Config
 from tokenv.core import checkpoints, trust
 from tokenv.core.conversion import from_dict
 from tokenv.core.errors import UserError
@@ -26,7 +26,7 @@ class StoredRun:
     Attributes:
         folder: folder of the run.
         config: configuration of the run.
-        identity: the sections of the configuration which are equal in two runs if these are the same run.
+        identity: the part of the configuration which is equal in two runs if these are the same run.
         status: Sacred's status: ``COMPLETED``, ``INTERRUPTED``, ``FAILED`` or ``RUNNING``.
         last_heartbeat: time of its last sign of life, by the file system's clock.
     """
@@ -118,14 +118,11 @@ def find_contradiction(run: StoredRun) -> str:
     checkpoint = complete[-1]
     state = checkpoints.load_state(checkpoint)
     own: Config = from_dict(Config, state["config"])
-    there = flatten(own.as_dict())
-    here = flatten(run.config.as_dict())
+    there = flatten(own.identity())
+    here = flatten(run.identity)
     for key in {**here, **there}:
         values = here.get(key), there.get(key)
-        if (
-            key.partition(".")[0] in IDENTITY
-            and len({json.dumps(value, default=str) for value in values}) > 1
-        ):
+        if len({json.dumps(value, default=str) for value in values}) > 1:
             return f"{run.folder}/config.json has {key} = {values[0]!r}, but {checkpoint} has {values[1]!r}"
     symbols = state.get("symbols")
     if run.finished and not (isinstance(symbols, int) and symbols >= own.train.symbols):

@@ -2,7 +2,7 @@
 
 import os
 import re
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from tokenv.core.conversion import Limit, Named, Section
@@ -33,11 +33,9 @@ def _check_named(key: str, section: Section) -> None:
         raise UserError(f"{key}.name = {name!r}: expected the name of one, or package.module:Class")
 
 
-# Metadata of fields of ``Config``.
-MAY_CHANGE = {"may_change": True}  # when a run is resumed
-NO_SETTING = {"setting": False}  # not part of the method
-# without effect on results, or only on their last digits
-MACHINE = MAY_CHANGE | NO_SETTING | {"identity": False}
+MAY_CHANGE_ON_RESUME = ("validation", "checkpoint", "hardware")  # sections of ``Config``
+# Without effect on results, or only on their last digits, but for the precision.
+NOT_IN_IDENTITY = ("checkpoint", "hardware")
 VOCABULARY_OR_0 = bounds(
     "0, or a whole number of at least 256", lambda value: value == 0 or value >= 256
 )
@@ -276,7 +274,7 @@ class Config:
         hardware: device and precision.
     """
 
-    seed: int = field(default=0, metadata=SEED | NO_SETTING)
+    seed: int = field(default=0, metadata=SEED)
     rate: float | RateRange = field(default=0.2, metadata=RATE)
     data: DataConfig = field(default_factory=DataConfig)
     model: UNetConfig = field(default_factory=UNetConfig)
@@ -290,9 +288,9 @@ class Config:
     loss: LossConfig = field(default_factory=LossConfig)
     train: TrainConfig = field(default_factory=TrainConfig)
     callbacks: list[Named] = field(default_factory=list)
-    validation: ValidationConfig = field(default_factory=ValidationConfig, metadata=MAY_CHANGE)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig, metadata=MACHINE)
-    hardware: HardwareConfig = field(default_factory=HardwareConfig, metadata=MACHINE)
+    validation: ValidationConfig = field(default_factory=ValidationConfig)
+    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
+    hardware: HardwareConfig = field(default_factory=HardwareConfig)
 
     def __post_init__(self) -> None:
         check_bounds(self)
@@ -324,14 +322,14 @@ class Config:
         return asdict(self)
 
     def identity(self) -> dict[str, Any]:
-        """Return the part which is the same in all configurations of the same run."""
-        return {key: value for key, value in self.as_dict().items() if key in IDENTITY}
+        """Return the part which is the same in all configurations of the same run.
 
+        Of ``hardware`` it has the precision alone, on which results depend visibly.
+        """
+        every = self.as_dict().items()
+        values = {key: value for key, value in every if key not in NOT_IN_IDENTITY}
+        return values | {"hardware": {"precision": self.hardware.precision}}
 
-def _keys(fact: str, *, else_: bool) -> tuple[str, ...]:
-    return tuple(item.name for item in fields(Config) if item.metadata.get(fact, else_))
-
-
-MAY_CHANGE_ON_RESUME = _keys("may_change", else_=False)
-IDENTITY = _keys("identity", else_=True)  # equal keys mean the same run
-SETTINGS = _keys("setting", else_=True)  # keys by which methods differ
+    def method_settings(self) -> dict[str, Any]:
+        """Return the identity without the seed: runs of one method have them in common."""
+        return {key: value for key, value in self.identity().items() if key != "seed"}
