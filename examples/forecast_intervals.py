@@ -18,8 +18,10 @@ def main(
 ) -> tuple[pd.DataFrame, pd.Series, pd.DataFrame]:
     """Return the scored windows, the coverage by step, and the continuation with its intervals."""
     model = tokenv.SeriesModel.from_pretrained(run)
-    date = model.config.data.options.date
-    frame = pd.read_csv(table, parse_dates=[date] if date else None)
+    dates = None
+    if date := model.config.data.options.date:
+        dates = [date]
+    frame = pd.read_csv(table, parse_dates=dates)
     horizon = model.lm.codec.horizon or 24
     known = model.cross_validation(frame, horizon, windows, quantiles=[0.1, 0.9])
     late = known.groupby(["unique_id", "cutoff"]).ngroup() % windows >= windows // 2

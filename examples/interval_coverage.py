@@ -82,11 +82,10 @@ def main(trials: int = 4000) -> None:
     """Print the tables."""
     title = f"coverage of 95% intervals ({trials:,} draws each), by the documents' error over the seeds'"
     table = Table("seeds", *map(str, RATIOS), title=title)
-    for paired, seeds in itertools.product((True, False), SEEDS):
-        shares = (coverage(ratio, seeds, trials, paired=paired) for ratio in RATIOS)
-        table.add_row(
-            f"{seeds}, {'the same' if paired else 'others'}", *(f"{share:.1%}" for share in shares)
-        )
+    pairings = {"the same": True, "others": False}
+    for name, seeds in itertools.product(pairings, SEEDS):
+        shares = (coverage(ratio, seeds, trials, paired=pairings[name]) for ratio in RATIOS)
+        table.add_row(f"{seeds}, {name}", *(f"{share:.1%}" for share in shares))
     Console().print(table)
     table = Table(
         "documents, spread",

@@ -24,7 +24,7 @@ def steps_a_second(env: gymnasium.Env | SB3VecEnv, rows: int, steps: int) -> flo
     return (model.num_timesteps - before) / (time.perf_counter() - start)
 
 
-def main(steps: int) -> None:
+def main(steps: int = 4096) -> None:
     """Print the speed of both environments."""
     one = steps_a_second(gymnasium.make("tokenv/Bytes-v0"), 1, steps)
     envs = gymnasium.make_vec("tokenv/Bytes-v0", num_envs=ROWS, autoreset_mode="SameStep")
@@ -35,4 +35,4 @@ def main(steps: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 4096)
+    main(*map(int, sys.argv[1:]))

@@ -457,8 +457,10 @@ def group_into_methods(runs: Sequence[ComparedRun]) -> dict[str, list[ComparedRu
         else:
             names[key] = ", ".join([name, *others])
         if len(names[key]) > LONGEST_NAME:
-            unique = list(short.values()).count(short[key]) == 1
-            names[key] = f"{name}, {short[key] if unique else folders[key]}"
+            folder = short[key]
+            if list(short.values()).count(folder) > 1:
+                folder = str(folders[key])
+            names[key] = f"{name}, {folder}"
     return {names[key]: group for key, group in groups.items()}
 
 

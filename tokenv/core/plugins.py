@@ -49,7 +49,9 @@ class Registry(dict[str, str]):
             for entry in installed_entry_points(self.group)
             if entry.name == name
         }
-        claims = sorted(registered | ({("tokenv", self[name])} if name in self else set()))
+        if name in self:
+            registered.add(("tokenv", self[name]))
+        claims = sorted(registered)
         if len(claims) > 1:
             whose = " and ".join(f"{package} ({value})" for package, value in claims)
             raise UserError(

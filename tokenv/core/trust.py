@@ -120,11 +120,13 @@ def allow(trust: Trust) -> None:
     Raises:
         UserError: the value is neither.
     """
-    names = trust == "True" or trust.split(",") if isinstance(trust, str) else trust
-    if isinstance(names, bool):
-        if names:
+    if isinstance(trust, bool) or trust == "True":
+        if trust:
             _allowed.add(_ALL)
         return
+    names = trust
+    if isinstance(trust, str):
+        names = trust.split(",")
     if not isinstance(names, list | tuple) or not all(
         isinstance(name, str) and (_NAME.fullmatch(name) or _is_path(name)) for name in names
     ):
@@ -132,7 +134,11 @@ def allow(trust: Trust) -> None:
             f"trust_code = {trust!r}: expected the name that is to be trusted, such as mytrick:mine, the path of a "
             "file such as /data/book.txt, or True"
         )
-    _allowed.update(_absolute(name) if _is_path(name) else name.strip() for name in names)
+    for name in names:
+        if _is_path(name):
+            _allowed.add(_absolute(name))
+        else:
+            _allowed.add(name.strip())
 
 
 def _is_path(name: str) -> bool:

@@ -179,6 +179,6 @@ def _draw(axes: Axes, rows: list[dict[str, Any]], name: str) -> None:
     axes.set_xticks(value, [f"{each:,}" for each in value])
     axes.xaxis.set_minor_formatter(NullFormatter())
     for each in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-        each(FuncFormatter(lambda y, _: f"{y:,.3g}" if y < 1000 else f"{y:,.0f}"))
+        each(FuncFormatter(lambda value, _: format_short(value)))
     axes.margins(y=0.15)
     axes.grid(visible=True, alpha=0.3)

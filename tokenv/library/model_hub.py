@@ -88,10 +88,10 @@ def save(
         UserError: if the folder is a file or a run folder, or its path is not UTF-8.
     """
     check_encoding(folder)
-    if folder.is_file() or run_folders.list_complete(folder / "checkpoints"):
-        raise UserError(
-            f"{folder} is {'a file' if folder.is_file() else 'a run folder'}: expected another, or a new one"
-        )
+    if folder.is_file():
+        raise UserError(f"{folder} is a file: expected a folder, or a new one")
+    if run_folders.list_complete(folder / "checkpoints"):
+        raise UserError(f"{folder} is a run folder: expected another, or a new one")
     folder.mkdir(parents=True, exist_ok=True)
     save_tensors(trained.components.state_dict(), folder / MODEL)
     write_atomically(folder / STATE, json.dumps(trained.state.as_dict()))

@@ -124,8 +124,10 @@ class Spans(Sequence[Span]):
         }
 
     def __repr__(self) -> str:
-        first = ", ".join(map(repr, self.tokens[:20]))
-        return f"Spans({len(self)} tokens of {len(self.text)} bytes: {first}{', ...' if len(self) > 20 else ''})"
+        shown = list(map(repr, self.tokens[:20]))
+        if len(self) > len(shown):
+            shown.append("...")
+        return f"Spans({len(self)} tokens of {len(self.text)} bytes: {', '.join(shown)})"
 
     def _repr_html_(self) -> str:
         """Return the text in colour, inside a frame which keeps its style from the notebook."""

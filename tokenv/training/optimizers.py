@@ -188,9 +188,10 @@ def orthogonalize(matrices: Sequence[Tensor]) -> list[Tensor]:
     a, b, c = POLYNOMIAL
     for (rows, columns), numbers in by_shape.items():
         tall = rows > columns
-        x_LRC = torch.stack(
-            [matrices[number].mT if tall else matrices[number] for number in numbers]
-        )
+        of_shape = [matrices[number] for number in numbers]
+        if tall:
+            of_shape = [matrix.mT for matrix in of_shape]
+        x_LRC = torch.stack(of_shape)
         x_LRC = x_LRC / x_LRC.norm(dim=(1, 2), keepdim=True).clamp_min(1e-30)
         x_LRC = x_LRC.bfloat16() if is_accelerator(x_LRC.device) else x_LRC
         for _ in range(ROUNDS):

@@ -186,9 +186,8 @@ class Trainer:
             writes=ranks.is_first,
         )
         self.state.replay(log)
-        if resume is None:
-            overlap = self.corpus.overlap
-            self.state.record("data", {"overlap": None if math.isnan(overlap) else overlap}, log)
+        if resume is None and not math.isnan(self.corpus.overlap):
+            self.state.record("data", {"overlap": self.corpus.overlap}, log)
 
     def build(self, resume: checkpoints.Checkpoint | None) -> None:
         """Build components, data, optimizer and state, or restore them from a checkpoint."""

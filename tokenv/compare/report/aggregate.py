@@ -53,8 +53,10 @@ def format_with_error(value: float, error: float) -> str:
 
 def format_interval(interval: Interval, form: str = ".4f") -> str:
     """Return a value and its 95% interval for people."""
-    ends = " to ".join(format_number(end, form) for end in interval[1:])
-    return f"{format_number(interval.value, form)} ({ends if math.isfinite(interval.low) else '–'})"
+    ends = "–"
+    if math.isfinite(interval.low):
+        ends = " to ".join(format_number(end, form) for end in interval[1:])
+    return f"{format_number(interval.value, form)} ({ends})"
 
 
 def sort_methods(comparison: Comparison) -> list[ComparedMethod]:
@@ -254,9 +256,10 @@ def _describe_tests(comparison: Comparison) -> list[str]:
     sides = []
     for verdict in ("better", "worse"):
         names = [escape_line(other) for other, d in tested if d.verdict == verdict]
-        sides.append(
-            f"{join_names(names) if names else 'none'} {'are' if len(names) > 1 else 'is'} {verdict}"
-        )
+        verb = "is"
+        if len(names) > 1:
+            verb = "are"
+        sides.append(f"{join_names(names or ['none'])} {verb} {verdict}")
     return [
         f"Against {escape_line(name)}, after Holm's correction for {len(tested)} pairs: {'; '.join(sides)}."
     ]

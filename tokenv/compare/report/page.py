@@ -126,7 +126,9 @@ def describe_settings(method: ComparedMethod) -> str:
     settings = [
         f"{escape_line(key)} = {escape_line(value)}" for key, value in method.settings.items()
     ]
-    return ", ".join([*(["reads ahead"] if method.reads_ahead else []), *settings])
+    if method.reads_ahead:
+        settings.insert(0, "reads ahead")
+    return ", ".join(settings)
 
 
 def summary_columns(comparison: Comparison) -> list[Column]:
