@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,8 +10,16 @@ from typing import Any
 import pytest
 from tiny import settings
 
-from tokenv.compare.store import find_contradiction, find_run, finished_run, read_run
+from tokenv.compare.store import (
+    find_contradiction,
+    find_run,
+    finished_run,
+    plugin_sources,
+    read_run,
+)
 from tokenv.config.files import resolve
+from tokenv.config.schema import Config
+from tokenv.core import trust
 from tokenv.core.errors import UserError
 from tokenv.core.run_folders import write_digests
 from tokenv.training.trainer import train
@@ -19,15 +28,22 @@ SHORT = settings(train={"symbols": 512})
 CONFIGS = [resolve([], SHORT | {"seed": seed}) for seed in (0, 1)]
 
 
+def store_run(folder: Path, config: Config) -> None:
+    """Train, and record what Sacred does."""
+    train(config, folder / "checkpoints", lambda *_: None)
+    sources = [["code.py", f"_sources/{name}"] for name in plugin_sources(config)]
+    experiment = {"name": "tokenv-train", "sources": sources}
+    record = {"experiment": experiment, "status": "COMPLETED"}
+    (folder / "run.json").write_text(json.dumps(record))
+    (folder / "config.json").write_text(json.dumps(config.as_dict()))
+
+
 @pytest.fixture(scope="module")
 def stored_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two finished runs of different seeds."""
     store = tmp_path_factory.mktemp("stored")
     for number, config in enumerate(CONFIGS):
-        train(config, store / str(number) / "checkpoints", lambda *_: None)
-        record = {"experiment": {"name": "tokenv-train"}, "status": "COMPLETED"}
-        (store / str(number) / "run.json").write_text(json.dumps(record))
-        (store / str(number) / "config.json").write_text(json.dumps(config.as_dict()))
+        store_run(store / str(number), config)
     return store
 
 
@@ -105,3 +121,24 @@ def test_a_run_in_another_precision_is_another_run(store: Path) -> None:
     assert own.hardware.precision == "float32"
     assert find_run(replace(own, hardware=replace(own.hardware, threads=3)), store) is not None
     assert find_run(replace(own, hardware=replace(own.hardware, precision="auto")), store) is None
+
+
+def test_a_run_of_an_edited_plug_in_is_another_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    module = tmp_path / "edited_trick.py"
+    module.write_text(
+        "from tokenv.estimators import reinforce\n\ndef trick():\n    return reinforce(0.9)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    config = resolve([], SHORT | {"estimator": {"name": "edited_trick:trick"}})
+    store = tmp_path / "runs"
+    with trust.allowing("edited_trick:trick"):
+        before = plugin_sources(config)
+        store_run(store / "0", config)
+        assert find_run(config, store) is not None
+        module.write_text(module.read_text().replace("0.9", "0.5"))
+        assert find_run(config, store) is None
+        assert f"{store / '0'} was trained with another {module}" in capsys.readouterr().err
+        assert find_run(config, store, before) is not None
+    monkeypatch.delitem(sys.modules, "edited_trick")

@@ -21,12 +21,12 @@ from typing import Any
 
 from tokenv.core.atomic import write_atomically
 from tokenv.core.errors import RunFailedError, UserError
+from tokenv.core.run_folders import source_name
 from tokenv.core.trust import read_json
 from tokenv.plotting.characters import escape_line
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message="pkg_resources is deprecated", category=UserWarning)
-    from sacred.dependencies import get_digest
     from sacred.observers import FileStorageObserver, RunObserver, SqlObserver
     from sacred.serializer import flatten
 
@@ -95,7 +95,7 @@ class FileStorage(FileStorageObserver):
     def find_or_save(self, filename: str, store_dir: Path) -> Path:
         """Return the copy of a file in a folder, under a name with its digest."""
         source = Path(filename)
-        stored = store_dir / f"{source.stem}_{get_digest(filename)}{source.suffix}"
+        stored = store_dir / source_name(source)
         store_dir.mkdir(parents=True, exist_ok=True)
         if not stored.exists():
             write_atomically(stored, source.read_bytes())

@@ -22,7 +22,7 @@ from ruamel.yaml import YAML
 from tokenv.compare.job import JobResult, JobSpec
 from tokenv.compare.locks import LOCK_SECONDS, acquire_gpus, run_lock
 from tokenv.compare.run_evaluation import evaluate_run
-from tokenv.compare.store import StoredRun, find_run
+from tokenv.compare.store import StoredRun, find_run, plugin_sources
 from tokenv.config.hardware import set_threads
 from tokenv.core import trust
 from tokenv.core.atomic import write_atomically
@@ -94,13 +94,14 @@ def _train_and_evaluate(spec: JobSpec, run_command: RunCommand) -> JobResult:
         os.environ.update(environment)
         if spec.stop_requested():
             return JobResult("stopped")
-        run = find_run(spec.config, store)
+        sources = plugin_sources(spec.config)  # files may change while a run trains
+        run = find_run(spec.config, store, sources)
         if run is None or not run.finished:
             arguments = _training_arguments(spec, run)
             plan = {"arguments": arguments, "environment": environment}
             write_atomically(spec.job_dir / PLAN_FILE, json.dumps(plan))
             run_command("train", arguments)
-            run = find_run(spec.config, store)
+            run = find_run(spec.config, store, sources)
         if run is None or not run.finished:
             return JobResult(
                 "failed", f"it ended, but {store} holds no finished run of its configuration"

@@ -1,7 +1,7 @@
 """Find training runs where Sacred stored them."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 from tokenv.config.files import flatten, resolve, without_command_options
+from tokenv.config.registry import plugins
 from tokenv.config.schema import Config
 from tokenv.core import checkpoints, trust
 from tokenv.core.conversion import from_dict
 from tokenv.core.errors import UserError
+from tokenv.core.run_folders import source_name
 from tokenv.core.trust import MAX_CONFIG_BYTES, read_json
 from tokenv.plotting.console import warn
 
@@ -27,6 +29,7 @@ class StoredRun:
         folder: folder of the run.
         config: configuration of the run.
         identity: the part of the configuration which is equal in two runs if these are the same run.
+        sources: names of its source files in the store.
         status: Sacred's status: ``COMPLETED``, ``INTERRUPTED``, ``FAILED`` or ``RUNNING``.
         last_heartbeat: time of its last sign of life, by the file system's clock.
     """
@@ -34,6 +37,7 @@ class StoredRun:
     folder: Path
     config: Config
     identity: dict[str, Any]
+    sources: frozenset[str]
     status: str
     last_heartbeat: float
 
@@ -79,7 +83,8 @@ def _read_unchanged(
     values = read_json(folder / "config.json", limit=MAX_CONFIG_BYTES)
     trust.check_name(values["data"]["kind"], folder)  # which reading the configuration imports
     config = resolve([], {}, base=without_command_options(values))
-    return StoredRun(folder, config, config.identity(), run["status"], last_heartbeat)
+    sources = frozenset(Path(kept).name for _, kept in run["experiment"].get("sources", ()))
+    return StoredRun(folder, config, config.identity(), sources, run["status"], last_heartbeat)
 
 
 def finished_run(folder: Path) -> StoredRun:
@@ -146,18 +151,33 @@ def same_runs(config: Config, store: Path) -> list[StoredRun]:
     return [run for run in stored_runs(store) if run.identity == wanted]
 
 
-def find_run(config: Config, store: Path) -> StoredRun | None:
+def plugin_sources(config: Config) -> dict[str, Path]:
+    """Return the modules of a configuration's plugins by the names under which a store would keep them now."""
+    every = plugins(config.as_dict(), load=True)
+    return {source_name(plugin.module): plugin.module for plugin in every}
+
+
+def find_run(
+    config: Config, store: Path, sources: Mapping[str, Path] | None = None
+) -> StoredRun | None:
     """Return the newest finished run of this configuration, or else the newest which can be resumed under its lock.
 
-    A run whose checkpoint is another run's is passed over with a warning.
+    A run whose checkpoint is another run's is passed over with a warning, and so is one of other plugins.
+
+    Args:
+        config: configuration of the run.
+        store: folder of the runs.
+        sources: ``plugin_sources`` of the run; None for the present ones.
 
     Raises:
         UserError: a checkpoint names code that the user has not named.
     """
+    if sources is None:
+        sources = plugin_sources(config)
     usable = [
         run
         for run in same_runs(config, store)
-        if (run.finished or run.is_resumable) and _is_consistent(run)
+        if (run.finished or run.is_resumable) and _is_consistent(run) and _has_sources(run, sources)
     ]
     return max(usable, key=lambda run: run.finished, default=None)  # of equals, max takes the first
 
@@ -171,3 +191,11 @@ def _is_consistent(run: StoredRun) -> bool:
     if problem:
         warn(f"{problem}: it is not taken for the run that its folder names")
     return not problem
+
+
+def _has_sources(run: StoredRun, sources: Mapping[str, Path]) -> bool:
+    """Return whether a run was trained with these files, and warn if not."""
+    changed = [str(file) for name, file in sources.items() if name not in run.sources]
+    if changed:
+        warn(f"{run.folder} was trained with another {' and '.join(changed)}: it is passed over")
+    return not changed

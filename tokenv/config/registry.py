@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.metadata import packages_distributions, version
 from pathlib import Path
 from typing import Any
@@ -45,19 +46,22 @@ class Plugin:
     """Code of another package which a run uses.
 
     Attributes:
-        files: Python files of its package, or of the module alone.
+        module: Python file of the module which is named.
+        files: all files of its package, or this one alone.
         packages: versions of the installed distributions which contain it; empty for a single file.
     """
 
+    module: Path
     files: list[Path]
     packages: dict[str, str]
 
 
-def plugins(values: Mapping[str, Any]) -> Iterator[Plugin]:
-    """Yield the plugins of a run whose components have been built, and imported, before.
+def plugins(values: Mapping[str, Any], *, load: bool = False) -> Iterator[Plugin]:
+    """Yield the plugins of a run.
 
     Args:
         values: configuration of the run.
+        load: whether to import modules which have not been imported yet; else they are left out.
     """
     named = [(CALLBACKS, callback) for callback in values.get("callbacks", ())]
     named += [(table, section_of(values, section)) for section, table in SECTIONS.items()]
@@ -68,12 +72,16 @@ def plugins(values: Mapping[str, Any]) -> Iterator[Plugin]:
     for target in sorted(targets):
         module = target.partition(":")[0]
         top = module.partition(".")[0]
+        if top in ("", "tokenv"):
+            continue
+        if load:
+            import_module(module)
         file = getattr(sys.modules.get(module), "__file__", None)
-        if top == "tokenv" or file is None:
+        if file is None:
             continue
         package = Path(getattr(sys.modules[top], "__file__", None) or file)
         files = [Path(file)]
         if package.name == "__init__.py":
-            files = sorted(package.parent.rglob("*.py"))[:MAX_FILES]
+            files += sorted(package.parent.rglob("*.py"))[:MAX_FILES]
         owners = set(packages_distributions().get(top, ()))
-        yield Plugin(files, {owner: version(owner) for owner in sorted(owners)})
+        yield Plugin(Path(file), files, {owner: version(owner) for owner in sorted(owners)})

@@ -41,6 +41,11 @@ class DamagedError(UserError):
         super().__init__(f"{self.problem}; {hint}")
 
 
+def source_name(file: Path) -> str:
+    """Return the name under which a store keeps a source file: with the digest of its content."""
+    return f"{file.stem}_{file_digest(file)[:32]}{file.suffix}"
+
+
 def write_digests(folder: Path, names: Sequence[str] = FILES) -> None:
     """Write the digests of a checkpoint's files, or of a saved model's, beside them."""
     digests = {name: file_digest(folder / name) for name in names}
