@@ -163,7 +163,7 @@ def build_experiment(name: str, command: Command, store: str | Path | None = Non
     own = to_dict()
     values = own.pop("config", {}) | own  # the keys of the run and of the command share one level
     for plugin in plugins(values):
-        for name, version in plugin.packages.items():
+        for name, version in plugin.packages().items():
             experiment.add_package_dependency(name, version)
         for file in plugin.files:
             _add_source(experiment, file)

@@ -46,14 +46,19 @@ class Plugin:
     """Code of another package which a run uses.
 
     Attributes:
+        top: name of its package, or of its module if that is a single file.
         module: Python file of the module which is named.
         files: all files of its package, or this one alone.
-        packages: versions of the installed distributions which contain it; empty for a single file.
     """
 
+    top: str
     module: Path
     files: list[Path]
-    packages: dict[str, str]
+
+    def packages(self) -> dict[str, str]:
+        """Return the versions of the installed distributions which contain it; none for a single file."""
+        owners = set(packages_distributions().get(self.top, ()))
+        return {owner: version(owner) for owner in sorted(owners)}
 
 
 def plugins(values: Mapping[str, Any], *, load: bool = False) -> Iterator[Plugin]:
@@ -83,5 +88,4 @@ def plugins(values: Mapping[str, Any], *, load: bool = False) -> Iterator[Plugin
         files = [Path(file)]
         if package.name == "__init__.py":
             files += sorted(package.parent.rglob("*.py"))[:MAX_FILES]
-        owners = set(packages_distributions().get(top, ()))
-        yield Plugin(Path(file), files, {owner: version(owner) for owner in sorted(owners)})
+        yield Plugin(top, Path(file), files)
