@@ -68,7 +68,8 @@ def check_comparison(name: str, folder: Path, only: list[str] | None) -> None:
     assert len(stored(folder, "tokenv-train")) == len(methods) + len(models)
 
 
-@pytest.mark.parametrize("name", sorted(OF_COMPARISONS - OF_PROTOCOLS))
+# The models of released-sizes are large: the slow test below has it.
+@pytest.mark.parametrize("name", sorted(OF_COMPARISONS - OF_PROTOCOLS - {"released-sizes"}))
 def test_a_comparison_compares_its_first_and_last_method(
     name: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
