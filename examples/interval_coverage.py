@@ -83,8 +83,8 @@ def main(trials: int = 4000) -> None:
     title = f"coverage of 95% intervals ({trials:,} draws each), by the documents' error over the seeds'"
     table = Table("seeds", *map(str, RATIOS), title=title)
     pairings = {"the same": True, "others": False}
-    for name, seeds in itertools.product(pairings, SEEDS):
-        shares = (coverage(ratio, seeds, trials, paired=pairings[name]) for ratio in RATIOS)
+    for (name, paired), seeds in itertools.product(pairings.items(), SEEDS):
+        shares = (coverage(ratio, seeds, trials, paired=paired) for ratio in RATIOS)
         table.add_row(f"{seeds}, {name}", *(f"{share:.1%}" for share in shares))
     Console().print(table)
     table = Table(

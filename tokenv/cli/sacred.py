@@ -165,7 +165,7 @@ def build_experiment(name: str, command: Command, store: str | Path | None = Non
     for plugin in plugins(values):
         for name, version in plugin.packages().items():
             experiment.add_package_dependency(name, version)
-        for file in plugin.files:
+        for file in plugin.files():
             _add_source(experiment, file)
     with _translate_errors():
         experiment.add_config(values)

@@ -295,7 +295,7 @@ def shared_facts(config: Config, resume: str | None) -> dict[str, Any]:
     values = config.as_dict()
     files = source_files()
     for plugin in plugins(values):
-        files += plugin.files
+        files += plugin.files()
     code = hashlib.sha256()
     for path in files:
         code.update(path.read_bytes())

@@ -48,12 +48,17 @@ class Plugin:
     Attributes:
         top: name of its package, or of its module if that is a single file.
         module: Python file of the module which is named.
-        files: all files of its package, or this one alone.
     """
 
     top: str
     module: Path
-    files: list[Path]
+
+    def files(self) -> list[Path]:
+        """Return the module's file, and the Python files of its package, at most ``MAX_FILES``."""
+        package = Path(getattr(sys.modules[self.top], "__file__", None) or self.module)
+        if package.name != "__init__.py":
+            return [self.module]
+        return [self.module, *sorted(package.parent.rglob("*.py"))[:MAX_FILES]]
 
     def packages(self) -> dict[str, str]:
         """Return the versions of the installed distributions which contain it; none for a single file."""
@@ -82,10 +87,5 @@ def plugins(values: Mapping[str, Any], *, load: bool = False) -> Iterator[Plugin
         if load:
             import_module(module)
         file = getattr(sys.modules.get(module), "__file__", None)
-        if file is None:
-            continue
-        package = Path(getattr(sys.modules[top], "__file__", None) or file)
-        files = [Path(file)]
-        if package.name == "__init__.py":
-            files += sorted(package.parent.rglob("*.py"))[:MAX_FILES]
-        yield Plugin(top, Path(file), files)
+        if file is not None:
+            yield Plugin(top, Path(file))
