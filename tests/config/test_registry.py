@@ -1,7 +1,6 @@
 """Registries: built-in names, names of installed packages, and classes by module."""
 
 import sys
-from importlib.metadata import EntryPoint
 
 import pytest
 
@@ -12,21 +11,12 @@ from tokenv.core import plugins
 from tokenv.core.errors import MissingFileError, UserError
 
 
-class Package:
-    def __init__(self, name):
-        self.name = name
-
-
 @pytest.fixture
 def installed(monkeypatch):
-    """Pretend that packages have registered estimators: (package, name, value)."""
+    """Pretend that packages have registered estimators: (package, name, target)."""
 
     def pretend(*claims):
-        entries = []
-        for package, name, value in claims:
-            entry = EntryPoint(name, value, "tokenv.estimators")
-            vars(entry).update(dist=Package(package))
-            entries.append(entry)
+        entries = [(name, package, target) for package, name, target in claims]
         monkeypatch.setattr(
             plugins,
             "installed_entry_points",

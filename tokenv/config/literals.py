@@ -1,6 +1,8 @@
 """Values in YAML files and on a command line: numbers, texts, true, false, null, lists and sections."""
 
 import ast
+import copy
+import functools
 import io
 import re
 import shlex
@@ -93,6 +95,11 @@ def parse_yaml(text: str, where: str) -> Any:
     Raises:
         UserError: it is not valid YAML, gives a key twice, or contains what a configuration may not.
     """
+    return copy.deepcopy(_parse_yaml(text, where))
+
+
+@functools.lru_cache(maxsize=64)  # every run of a comparison begins with the same files
+def _parse_yaml(text: str, where: str) -> Any:
     stream = io.StringIO(text)
     stream.name = where  # which messages give
     reader = YAML(typ="safe", pure=True)

@@ -4,7 +4,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Mapping
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from pkgutil import resolve_name
 from typing import Any
 
@@ -13,9 +13,10 @@ from tokenv.core.errors import MissingFileError, UserError, suggest
 
 
 @functools.cache
-def installed_entry_points(group: str) -> tuple[EntryPoint, ...]:
-    """Return what installed packages register under a group; searching for it takes long."""
-    return tuple(entry_points(group=group))
+def installed_entry_points(group: str) -> tuple[tuple[str, str, str], ...]:
+    """Return name, package and target of all that is registered under a group; searching for it takes long."""
+    entries = entry_points(group=group)
+    return tuple((each.name, getattr(each.dist, "name", "?"), each.value) for each in entries)
 
 
 class Registry(dict[str, str]):
@@ -36,7 +37,7 @@ class Registry(dict[str, str]):
 
     def names(self) -> list[str]:
         """Return all names, including those of other packages."""
-        return sorted({*self, *(entry.name for entry in installed_entry_points(self.group))})
+        return sorted({*self, *(name for name, _, _ in installed_entry_points(self.group))})
 
     def target(self, name: str) -> str | None:
         """Return ``package.module:Class`` for a name; None if it is unknown.
@@ -45,9 +46,9 @@ class Registry(dict[str, str]):
             UserError: two packages claim the name.
         """
         registered = {
-            (entry.dist.name if entry.dist else "an unknown package", entry.value)
-            for entry in installed_entry_points(self.group)
-            if entry.name == name
+            (package, target)
+            for entry, package, target in installed_entry_points(self.group)
+            if entry == name
         }
         if name in self:
             registered.add(("tokenv", self[name]))
