@@ -11,6 +11,7 @@ import pytest
 from tiny import settings
 
 from tokenv.compare.store import (
+    describe_versions,
     find_contradiction,
     find_run,
     finished_run,
@@ -31,7 +32,7 @@ CONFIGS = [resolve([], SHORT | {"seed": seed}) for seed in (0, 1)]
 def store_run(folder: Path, config: Config) -> None:
     """Train, and record what Sacred does."""
     train(config, folder / "checkpoints", lambda *_: None)
-    sources = [["code.py", f"_sources/{name}"] for name in plugin_sources(config)]
+    sources = [[str(file), f"_sources/{name}"] for name, file in plugin_sources(config).items()]
     experiment = {"name": "tokenv-train", "sources": sources}
     record = {"experiment": experiment, "status": "COMPLETED"}
     (folder / "run.json").write_text(json.dumps(record))
@@ -142,3 +143,15 @@ def test_a_run_of_an_edited_plug_in_is_another_run(
         assert f"{store / '0'} was trained with another {module}" in capsys.readouterr().err
         assert find_run(config, store, before) is not None
     monkeypatch.delitem(sys.modules, "edited_trick")
+
+
+def test_runs_of_different_source_files_are_told_apart(store: Path) -> None:
+    """A file of which one run knows nothing, such as a plug-in's, says nothing about the others."""
+    first, second = (finished_run(store / name) for name in "01")
+    every = {"training/trainer.py": "trainer_1.py", "lm/unet.py": "unet_1.py"}
+    assert describe_versions([]) == ""
+    alike = [replace(first, sources=every), replace(second, sources=every | {"a.py": "a_1.py"})]
+    assert describe_versions(alike) == ""
+    other = replace(second, sources=every | {"lm/unet.py": "unet_2.py"})
+    sentence = describe_versions([*alike, other])
+    assert "trained with different versions of lm/unet.py: a new store=" in sentence

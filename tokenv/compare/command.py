@@ -13,7 +13,7 @@ from tokenv.compare.comparison import ComparedRun, Comparison, build_comparison,
 from tokenv.compare.config import CompareOptions, EvaluationRequest, Task, as_lists, check_same_kind
 from tokenv.compare.run_evaluation import evaluate_run, load_evaluation
 from tokenv.compare.scheduler import run_all
-from tokenv.compare.store import StoredRun, finished_run
+from tokenv.compare.store import StoredRun, describe_versions, finished_run
 from tokenv.config.build import is_trainable
 from tokenv.config.components import check_components
 from tokenv.config.files import COMMAND_LINE, config_path, flatten, load_yaml, merge, nest_key
@@ -25,7 +25,7 @@ from tokenv.core.errors import RunFailedError, UserError
 from tokenv.data.corpus import load_corpus
 from tokenv.evaluation.calibration import split_for_calibration
 from tokenv.evaluation.run_state import RunState
-from tokenv.plotting.console import console
+from tokenv.plotting.console import console, warn
 
 # keys of what learns
 OF_POLICY = ("agent.", "estimator.", "imitation.", "loss.", "rate_target.", "train.agent_")
@@ -149,7 +149,8 @@ def _compare_stored(options: CompareOptions, progress: bool) -> Comparison:
     methods = group_into_methods(
         [load_compared_run(run, options.evaluation_request) for run in shown]
     )
-    return build_comparison(methods, f"{len(options.runs)} runs", {})
+    facts = _facts(options, stored)
+    return build_comparison(methods, f"{len(options.runs)} runs", {}, facts=facts)
 
 
 def _train_shared(
@@ -207,9 +208,11 @@ def _compare_protocol(
         RunFailedError: there are none.
     """
     methods: dict[str, list[Any]] = {}
+    stored = []
     for task, folder in runs:
         if folder is not None:
-            run = load_compared_run(finished_run(folder), options.evaluation_request)
+            stored.append(finished_run(folder))
+            run = load_compared_run(stored[-1], options.evaluation_request)
             methods.setdefault(task.method, []).append(run)
     errors = {task.label: failed[task.label] for task, _ in runs if task.label in failed}
     if not methods:
@@ -222,13 +225,13 @@ def _compare_protocol(
         title,
         errors,
         reference=options.reference,
-        facts=_facts(options),
+        facts=_facts(options, stored),
         given_up=options.options_given_up(),
     )
 
 
-def _facts(options: CompareOptions) -> dict[str, str]:
-    """Return what a report says of how methods were trained, by topic."""
+def _facts(options: CompareOptions, runs: Sequence[StoredRun]) -> dict[str, str]:
+    """Return what a report says of how methods were trained, by topic; warn of different versions of the source."""
     tuned = [f"{key} of {', '.join(map(str, values))}" for key, values in options.tune.items()]
     facts = {}
     if options.calibrate:
@@ -249,6 +252,10 @@ def _facts(options: CompareOptions) -> dict[str, str]:
             facts["start"] = f"from {sizes} trained models, by model and codec"
     if tuned:
         facts["tuned"] = f"{'; '.join(tuned)}, on seeds {', '.join(map(str, options.tune_seeds))}"
+    versions = describe_versions(runs)
+    if versions:
+        warn(versions)
+        facts["versions"] = versions
     return facts
 
 

@@ -1,7 +1,7 @@
 """Find training runs where Sacred stored them."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
@@ -29,7 +29,7 @@ class StoredRun:
         folder: folder of the run.
         config: configuration of the run.
         identity: the part of the configuration which is equal in two runs if these are the same run.
-        sources: names of its source files in the store.
+        sources: source files, as the run's record names them, and their names in the store.
         status: Sacred's status: ``COMPLETED``, ``INTERRUPTED``, ``FAILED`` or ``RUNNING``.
         last_heartbeat: time of its last sign of life, by the file system's clock.
     """
@@ -37,7 +37,7 @@ class StoredRun:
     folder: Path
     config: Config
     identity: dict[str, Any]
-    sources: frozenset[str]
+    sources: Mapping[str, str]
     status: str
     last_heartbeat: float
 
@@ -83,7 +83,7 @@ def _read_unchanged(
     values = read_json(folder / "config.json", limit=MAX_CONFIG_BYTES)
     trust.check_name(values["data"]["kind"], folder)  # which reading the configuration imports
     config = resolve([], {}, base=without_command_options(values))
-    sources = frozenset(Path(kept).name for _, kept in run["experiment"].get("sources", ()))
+    sources = {file: Path(kept).name for file, kept in run["experiment"].get("sources", ())}
     return StoredRun(folder, config, config.identity(), sources, run["status"], last_heartbeat)
 
 
@@ -195,7 +195,22 @@ def _is_consistent(run: StoredRun) -> bool:
 
 def _has_sources(run: StoredRun, sources: Mapping[str, Path]) -> bool:
     """Return whether a run was trained with these files, and warn if not."""
-    changed = [str(file) for name, file in sources.items() if name not in run.sources]
+    changed = [str(file) for name, file in sources.items() if name not in run.sources.values()]
     if changed:
         warn(f"{run.folder} was trained with another {' and '.join(changed)}: it is passed over")
     return not changed
+
+
+def describe_versions(runs: Sequence[StoredRun]) -> str:
+    """Return a sentence if runs were trained with different versions of tokenv's or a plug-in's files, else nothing."""
+    versions: dict[str, set[str]] = {}
+    for run in runs:
+        for file, kept in run.sources.items():
+            versions.setdefault(file, set()).add(kept)
+    changed = [file for file, kept in versions.items() if len(kept) > 1]
+    if not changed:
+        return ""
+    return (
+        f"the runs were trained with different versions of {', '.join(changed[:3])}: a new store= trains all of them "
+        "anew"
+    )
