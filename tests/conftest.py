@@ -1,6 +1,9 @@
 """Shared fixtures: tiny models in float64, where exactness can be asked for."""
 
+import inspect
+import io
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,12 +11,15 @@ import hypothesis
 import pytest
 import tiny
 import torch
+from matplotlib.figure import Figure
+from PIL import Image
 
 from tokenv.config.hardware import set_threads
 from tokenv.core import trust
 from tokenv.data.kinds import DATA
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.unet import UNet
+from tokenv.plotting import figures
 
 # Tiny tensors gain nothing from threads, and two test processes would fight for the cores.
 set_threads(1)
@@ -30,6 +36,14 @@ collect_ignore = [] if "TOKENV_PRETENDED_ACCELERATOR" in os.environ else ["accel
 # Whole commands, comparisons and pages of documentation, of which the default run has others of the same kind.
 SLOW = frozenset(Path(__file__).with_name("slow.txt").read_text().splitlines())
 
+# Folders and files of tests for which pictures are drawn.
+DRAWN = {
+    "plotting",
+    "test_report.py",
+    "test_forecast.py",
+    "test_readme_lines.py",
+    "test_shipped_configs.py",
+}
 
 if "series" not in DATA.names():
     pytest.exit(
@@ -49,7 +63,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
-    torch.manual_seed(0)
+    # torch.manual_seed would format the stack for each of three other devices
+    torch.default_generator.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _only_the_caller_is_inspected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give Sacred the frame it looks for alone: it asks for the source of all, of which pytest has fifty."""
+    monkeypatch.setattr(inspect, "stack", lambda: [(sys._getframe(1),), (sys._getframe(2),)])
+
+
+@pytest.fixture(autouse=True)
+def _pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave pictures blank but for tests which look at them: drawing takes longer than a tiny run."""
+    if not DRAWN & {*request.path.parts}:
+        monkeypatch.setattr(figures, "png", _blank)
+
+
+def _blank(figure: Figure) -> bytes:
+    """Return an empty picture of a figure's size, as PNG."""
+    buffer = io.BytesIO()
+    Image.new("L", figure.canvas.get_width_height()).save(buffer, "png")
+    return buffer.getvalue()
 
 
 @pytest.fixture

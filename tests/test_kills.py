@@ -5,7 +5,6 @@ that has imported everything, so that kills hit work and not imports.
 """
 
 import json
-import multiprocessing
 import os
 import random
 import signal
@@ -22,6 +21,7 @@ import psutil
 import pytest
 import shrunk
 import yaml
+from fresh_process import CONTEXT
 from tiny import overrides
 
 from tokenv.cli.main import run_command
@@ -31,8 +31,6 @@ pytestmark = pytest.mark.slow
 
 KILLS = int(os.environ.get("TOKENV_KILLS", "12"))
 IN_A_ROW = 3  # then a run is left alone until its end
-CONTEXT: Any = multiprocessing.get_context("forkserver")
-CONTEXT.set_forkserver_preload(["test_kills", "tokenv.cli.train", "tokenv.compare.report.page"])
 Line = tuple[str, list[str]]
 
 

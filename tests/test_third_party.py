@@ -1,7 +1,6 @@
 """A package of somebody else's, with a baseline in under twenty lines and a command, is installed, used and checked."""
 
 import json
-import os
 import random
 import shutil
 import subprocess
@@ -10,13 +9,12 @@ from pathlib import Path
 
 import pytest
 import yaml
+from fresh_process import command
+
+import tokenv
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent
-CHECK = """
-from tokenv.testing import check_estimator
-check_estimator("median", gamma=1.0)
-"""
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +26,7 @@ def site(tmp_path_factory):
     _, _, density = page.partition('title="laplace.py"\n')
     path = folder / "source" / "median_baseline" / "laplace.py"
     path.write_text(density.partition("```")[0])
-    command = [
+    pip = [
         sys.executable,
         "-m",
         "pip",
@@ -40,7 +38,7 @@ def site(tmp_path_factory):
     ]
     subprocess.run(
         [
-            *command,
+            *pip,
             "--disable-pip-version-check",
             "--target",
             str(folder / "site"),
@@ -49,19 +47,6 @@ def site(tmp_path_factory):
         check=True,
     )
     return folder / "site"
-
-
-def run(site, folder, *command):
-    path = os.pathsep.join([str(site), str(ROOT)])
-    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, *command],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
 
 
 def test_the_package_is_short():
@@ -73,7 +58,7 @@ def test_the_package_is_short():
 def test_it_trains_by_name(site, tmp_path, tiny_settings):
     config = tiny_settings | {"estimator": {"name": "median", "gamma": 0.9, "num_samples": 4}}
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(config))
-    done = run(site, tmp_path, "-m", "tokenv", "train", "with", "c.yaml")
+    done = command(["train", "with", "c.yaml"], tmp_path, [site])
     assert done.returncode == 0, done.stderr
     assert "bits per byte" in done.stdout
 
@@ -81,7 +66,7 @@ def test_it_trains_by_name(site, tmp_path, tiny_settings):
 def test_its_callback_acts_before_and_after_training(site, tmp_path, tiny_settings):
     config = tiny_settings | {"callbacks": [{"name": "largest_weight", "file": "w.txt"}]}
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(config))
-    done = run(site, tmp_path, "-m", "tokenv", "train", "with", "c.yaml")
+    done = command(["train", "with", "c.yaml"], tmp_path, [site])
     assert done.returncode == 0, done.stderr
     (first, before), (last, after) = (
         line.split() for line in (tmp_path / "w.txt").read_text().splitlines()
@@ -89,11 +74,10 @@ def test_its_callback_acts_before_and_after_training(site, tmp_path, tiny_settin
     assert int(first) == 0
     assert int(last) >= config["train"]["symbols"]
     assert before != after
-    without_package = "import tokenv; print(tokenv.load('runs/1').config.callbacks)"
-    loaded = run(tmp_path, tmp_path, "-c", without_package)  # only training needs it
-    assert "largest_weight" in loaded.stdout, loaded.stderr
-    wrong = run(
-        site, tmp_path, "-m", "tokenv", "train", "with", "c.yaml", "callbacks=[{'name': 'largest'}]"
+    loaded = tokenv.load(tmp_path / "runs" / "1")  # only training needs the package
+    assert loaded.config.callbacks[0]["name"] == "largest_weight"
+    wrong = command(
+        ["train", "with", "c.yaml", "callbacks=[{'name': 'largest'}]"], tmp_path, [site]
     )
     assert wrong.returncode == 2
     assert "callbacks.name = 'largest' is unknown: did you mean 'largest_weight'?" in wrong.stderr
@@ -107,10 +91,10 @@ def test_its_density_predicts_series(site, tmp_path, tiny_settings):
     }
     codec = {"name": "series", "density": "laplace"}
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(tiny_settings | {"data": data, "codec": codec}))
-    done = run(site, tmp_path, "-m", "tokenv", "train", "with", "c.yaml")
+    done = command(["train", "with", "c.yaml"], tmp_path, [site])
     assert done.returncode == 0, done.stderr
     assert "nats per value" in done.stdout
-    own = run(site, tmp_path, "-m", "tokenv", "list", "codecs", "series")
+    own = command(["list", "codecs", "series"], tmp_path, [site])
     assert "tokenv.densities" in own.stdout
 
 
@@ -124,21 +108,21 @@ def test_its_kind_of_data_trains_beside_text(site, tmp_path, tiny_settings):
     (tmp_path / "text.yaml").write_text(yaml.safe_dump(tiny_settings))
     (tmp_path / "c.yaml").write_text(yaml.safe_dump(tiny_settings | {"data": data}))
     for words in (["c.yaml"], ["c.yaml", "data.options.lower=true"], ["text.yaml"]):
-        done = run(site, tmp_path, "-m", "tokenv", "train", "with", *words)
+        done = command(["train", "with", *words], tmp_path, [site])
         assert done.returncode == 0, done.stderr
-    wrong = run(site, tmp_path, "-m", "tokenv", "train", "with", "c.yaml", "data.source=words")
+    wrong = command(["train", "with", "c.yaml", "data.source=words"], tmp_path, [site])
     assert wrong.returncode == 2
     assert wrong.stderr == "tokenv: data.source = 'words': expected a .fasta file\n"
 
 
 def test_its_command_stands_beside_ours(site, tmp_path):
-    shown = run(site, tmp_path, "-m", "tokenv", "--help").stdout
+    shown = command(["--help"], tmp_path, [site]).stdout
     assert (
         "tokenv count      Count the letters of a word: with word=…. (from median_baseline.count:Count)"
         in shown
     )
     assert "tokenv broken     cannot be used: there is no module median_baseline.nowhere" in shown
-    options = run(site, tmp_path, "-m", "tokenv", "count", "--help").stdout.splitlines()
+    options = command(["count", "--help"], tmp_path, [site]).stdout.splitlines()
     assert any(
         line.startswith("  times = 1") and "number by which they are multiplied" in line
         for line in options
@@ -147,7 +131,7 @@ def test_its_command_stands_beside_ours(site, tmp_path):
 
 
 def test_its_command_runs_as_ours_do(site, tmp_path):
-    done = run(site, tmp_path, "-m", "tokenv", "count", "with", "word=1e3", "times=2", "-F", "here")
+    done = command(["count", "with", "word=1e3", "times=2", "-F", "here"], tmp_path, [site])
     assert done.returncode == 0, done.stderr
     assert "1e3 has 3 letters" in done.stdout
     assert json.loads((tmp_path / "here" / "1" / "run.json").read_text())["result"] == 6
@@ -173,7 +157,7 @@ def test_its_command_runs_as_ours_do(site, tmp_path):
     ],
 )
 def test_mistakes_are_one_message(words, message, site, tmp_path):
-    done = run(site, tmp_path, "-m", "tokenv", *words.split())
+    done = command(words.split(), tmp_path, [site])
     assert done.returncode == 2
     assert done.stderr.startswith(f"tokenv: {message}")
     assert len(done.stderr.splitlines()) == 1
@@ -181,5 +165,5 @@ def test_mistakes_are_one_message(words, message, site, tmp_path):
 
 @pytest.mark.slow
 def test_it_passes_the_check(site, tmp_path):
-    done = run(site, tmp_path, "-c", CHECK)
+    done = command(["check", "median", "gamma=1.0"], tmp_path, [site])
     assert done.returncode == 0, done.stderr

@@ -201,7 +201,7 @@ def test_another_runs_agent_reads_its_rate_here(tiny_settings, tmp_path):
 
 @pytest.fixture(scope="module")
 def held_out():
-    config = resolve([], settings())
+    config = resolve([], settings(data={"words_documents": 80}))
     return split_for_calibration(load_corpus(config.data), 6)
 
 

@@ -1,5 +1,7 @@
 """Costs by the paper's rule, and the paper's figures."""
 
+import functools
+
 import pytest
 import torch
 from hypothesis import given
@@ -26,6 +28,7 @@ from tokenv.lm.unet import UNet
 RATE = 0.2
 
 
+@functools.cache
 def paper_lm(width, heads, mid):
     with torch.device("meta"):
         return UNet(

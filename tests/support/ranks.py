@@ -6,13 +6,13 @@ import pickle
 import socket
 import time
 import traceback
-from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
+from fresh_process import CONTEXT
 
 from tokenv.config.components import build_components
 from tokenv.config.files import resolve
@@ -37,9 +37,8 @@ def in_processes(count, function, folder, *arguments):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    spawn = get_context("spawn")
     processes = [
-        spawn.Process(target=_in_process, args=(rank, count, port, function, folder, arguments))
+        CONTEXT.Process(target=_in_process, args=(rank, count, port, function, folder, arguments))
         for rank in range(count)
     ]
     for process in processes:

@@ -9,7 +9,7 @@ SETTINGS: dict[str, Any] = {
         "source": "words",
         "seq_len": 32,
         "validation": 0.1,
-        "words_documents": 80,
+        "words_documents": 40,
         "lexicon_size": 20,
     },
     "model": {

@@ -130,20 +130,12 @@ def every_case(folder):
 
 
 QUICK = (
-    *(
-        "reinforce 2",
-        "moving_average 2",
-        "critic of samples 1",
-        "off_policy 1",
-        "relax 1",
-        "clipped head 1",
-        "path 1",
-    ),
-    *("agent entropy", "series", "rates, logit_pressure", "rates, rloo 2", "muon 2"),
+    *("reinforce 2", "critic of samples 1", "relax 1", "clipped head 1"),
+    *("agent entropy", "series", "rates, rloo 2", "muon 2"),
 )
 
 
-SHARDED = ("reinforce 2", "relax 1", "clipped head 1", "muon 2")
+SHARDED = ("reinforce 2", "muon 2")
 
 
 # The teacher has a state of its own, and the estimator begins in the second half.
