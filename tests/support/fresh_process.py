@@ -9,6 +9,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from tokenv.cli.main import main
+
 CONTEXT: Any = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tokenv.cli.train", "tokenv.compare.report.page"])
 
@@ -27,10 +31,6 @@ def command(
 
 
 def _run(words: list[str], folder: Path, path: Sequence[Path], files: list[Path]) -> None:
-    import torch
-
-    from tokenv.cli.main import main
-
     torch.set_num_threads(1)
     for stream, file in enumerate(files, start=1):
         os.dup2(os.open(file, os.O_CREAT | os.O_WRONLY | os.O_APPEND), stream)
