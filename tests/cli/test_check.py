@@ -1,10 +1,10 @@
 """``tokenv check``: the checks of ``tokenv.testing`` on the command line."""
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from fresh_process import command
 
 from tokenv.cli.main import run_command
 from tokenv.core.errors import RunFailedError, UserError
@@ -57,15 +57,7 @@ def test_what_is_wrong_is_one_message_and_status_1(mine: str) -> None:
         RunFailedError, match="wrong: declares itself unbiased, but its expected gradient is off"
     ):
         run_command("check", [f"{mine}:wrong", "gamma=1.0"])
-    command = [
-        sys.executable,
-        "-c",
-        "from tokenv.cli.main import main; main()",
-        "check",
-        f"{mine}:wrong",
-        "gamma=1.0",
-    ]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = command(["check", f"{mine}:wrong", "gamma=1.0"], Path.cwd(), [Path.cwd()])
     assert done.returncode == 1
     assert done.stderr.startswith(f"tokenv: estimator {mine}:wrong: declares itself unbiased")
     assert len(done.stderr.splitlines()) == 1

@@ -13,6 +13,7 @@ import torch
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from shrunk import in_this_process
 
 from tokenv.cli.compare import Compare
 from tokenv.cli.main import run_command
@@ -20,6 +21,7 @@ from tokenv.cli.train_command import Train
 from tokenv.compare.command import load_compared_run, resolve_comparison
 from tokenv.compare.comparison import group_into_methods
 from tokenv.compare.config import EvaluationRequest
+from tokenv.compare.job import Job
 from tokenv.compare.run_evaluation import (
     Agreement,
     RunEvaluation,
@@ -67,8 +69,9 @@ def train(**changes):
     run_command("train", ["with", "tiny.yaml", *words])
 
 
-def test_from_nothing_to_the_report_and_again(comparison, capsys):
+def test_from_nothing_to_the_report_and_again(comparison, capsys, monkeypatch):
     """One run is there already, one is trained; a second comparison trains nothing and says the same."""
+    monkeypatch.setattr(Job, "__call__", in_this_process)
     train(agent={"name": "uniform"})
     first = run_command("compare", ["with", "both.yaml"])
     assert {losses["method"] for losses in first} == {"uniform", "learned"}

@@ -24,7 +24,8 @@ from pathlib import Path
 from tokenv.config.files import resolve
 from tokenv.training.trainer import train
 
-updates = {"data": {"source": "words", "seq_len": 64}, "train": {"symbols": 2048, "batch_size": 4}}
+updates = {"data": {"source": "words", "words_documents": 40, "seq_len": 64}}
+updates |= {"train": {"symbols": 2048, "batch_size": 4}}
 updates |= {"model": {"width": 16, "heads": 2}, "validation": {"sequences": 4}}
 evaluation, _ = train(resolve(["quick"], updates), Path("run/checkpoints"), lambda *_: None)
 assert 0 < evaluation.loss < 20
@@ -54,7 +55,8 @@ from pathlib import Path
 from tokenv.cli.lab import Bench, Variance
 from tokenv.config.commands import Record
 
-words = ["data.source=words", "data.seq_len=10", "train.symbols=160", "train.batch_size=4", "model.width=16"]
+words = ["data.source=words", "data.words_documents=40", "data.seq_len=10"]
+words += ["train.symbols=160", "train.batch_size=4", "model.width=16"]
 words += ["model.heads=2", "validation.sequences=4"]
 record = Record(Path("scratch"), None, "", lambda *_: None, lambda _: None)
 for command, more in (
@@ -77,7 +79,7 @@ from tokenv.compare.command import compare_methods, resolve_comparison
 from tokenv.compare.report.page import write_reports
 from tokenv.compare.report.report_tables import print_comparison
 
-common = {"data": {"source": "words", "seq_len": 64, "validation": 0.2}}
+common = {"data": {"source": "words", "words_documents": 40, "seq_len": 64, "validation": 0.2}}
 common |= {"model": {"width": 16, "heads": 2}, "validation": {"sequences": 4}}
 common |= {"train": {"symbols": 512, "batch_size": 4}, "hardware": {"device": "cpu"}}
 values = {"base": "quick", "common": common, "seeds": [0], "bpe_vocabulary": 260, "passages": 1}
