@@ -1,7 +1,6 @@
 """Shared fixtures: tiny models in float64, where exactness can be asked for."""
 
 import inspect
-import io
 import os
 import sys
 from collections.abc import Callable
@@ -11,8 +10,7 @@ import hypothesis
 import pytest
 import tiny
 import torch
-from matplotlib.figure import Figure
-from PIL import Image
+from blank_pictures import blank_png
 
 from tokenv.config.hardware import set_threads
 from tokenv.core import trust
@@ -63,8 +61,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
-    # torch.manual_seed would format the stack for each of three other devices
+    # torch.manual_seed would format the stack for each of three devices which are not there.
     torch.default_generator.manual_seed(0)
+    if torch.cuda.is_available():
+        torch.cuda.manual_seed_all(0)
 
 
 @pytest.fixture(autouse=True)
@@ -77,14 +77,7 @@ def _only_the_caller_is_inspected(monkeypatch: pytest.MonkeyPatch) -> None:
 def _pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave pictures blank but for tests which look at them: drawing takes longer than a tiny run."""
     if not DRAWN & {*request.path.parts}:
-        monkeypatch.setattr(figures, "png", _blank)
-
-
-def _blank(figure: Figure) -> bytes:
-    """Return an empty picture of a figure's size, as PNG."""
-    buffer = io.BytesIO()
-    Image.new("L", figure.canvas.get_width_height()).save(buffer, "png")
-    return buffer.getvalue()
+        monkeypatch.setattr(figures, "png", blank_png)
 
 
 @pytest.fixture

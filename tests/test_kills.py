@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -21,10 +20,10 @@ import psutil
 import pytest
 import shrunk
 import yaml
-from fresh_process import CONTEXT
+from fresh_process import CONTEXT, run
 from tiny import overrides
 
-from tokenv.cli.main import run_command
+from tokenv.compare.job import Job
 from tokenv.core import checkpoints
 
 pytestmark = pytest.mark.slow
@@ -36,22 +35,9 @@ Line = tuple[str, list[str]]
 
 def work(folder: Path, name: str, words: list[str]) -> None:
     """Run one command in a process of its own; its output goes to a file."""
-    import torch
-
-    from tokenv.compare.job import Job
-
-    output = os.open(folder / "output.txt", os.O_CREAT | os.O_WRONLY | os.O_APPEND)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    os.chdir(folder)
     os.environ["XDG_CACHE_HOME"] = str(folder.parent / "cache")
-    torch.set_num_threads(1)
     Job.__call__ = shrunk.in_this_process  # type: ignore[method-assign]
-    try:
-        run_command(name, ["with", *words])
-    except BaseException:
-        traceback.print_exc()
-        raise
+    run([name, "with", *words], folder, (), [folder / "output.txt"] * 2)
 
 
 def until_done(

@@ -23,14 +23,15 @@ def command(
     """Run a command line of tokenv in ``folder``, with ``path`` before the folders Python imports from."""
     with tempfile.TemporaryDirectory() as outputs:
         files = [Path(outputs, name) for name in ("stdout", "stderr")]
-        process = CONTEXT.Process(target=_run, args=(list(words), folder, path, files))
+        process = CONTEXT.Process(target=run, args=(list(words), folder, path, files))
         process.start()
         process.join()
         stdout, stderr = (file.read_text() for file in files)
     return subprocess.CompletedProcess(list(words), process.exitcode, stdout, stderr)
 
 
-def _run(words: list[str], folder: Path, path: Sequence[Path], files: list[Path]) -> None:
+def run(words: list[str], folder: Path, path: Sequence[Path], files: list[Path]) -> None:
+    """Run a command line in this process, the child, and append its stdout and stderr to two files."""
     torch.set_num_threads(1)
     for stream, file in enumerate(files, start=1):
         os.dup2(os.open(file, os.O_CREAT | os.O_WRONLY | os.O_APPEND), stream)

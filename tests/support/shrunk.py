@@ -21,14 +21,14 @@ from unittest.mock import patch
 
 import pandas as pd
 import yaml
-from matplotlib.figure import Figure
-from PIL import Image
+from blank_pictures import blank_png
 from tiny import overrides
 
 from tokenv.cli.main import error_message, run_command
 from tokenv.cli.run_job import do_job
 from tokenv.compare.job import Job, JobResult, read_result
 from tokenv.config.files import merge
+from tokenv.plotting import figures
 
 ROOT = Path(__file__).parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -283,14 +283,11 @@ def in_this_process(job: Job) -> JobResult:
     The run's own pictures, which a comparison does not look at, are left blank. What it prints goes to the job's log.
     """
     job.spec.write()
-    blank = patch.object(
-        Figure, "savefig", lambda _, path, **options: Image.new("RGB", (1, 1)).save(path, "png")
-    )
     with (
         (job.spec.job_dir / "log").open("w") as log,
         redirect_stdout(log),
         redirect_stderr(log),
-        blank,
+        patch.object(figures, "png", blank_png),
     ):
         do_job(job.spec, 0, run_command, error_message)
     return read_result(job.spec, 0)

@@ -15,8 +15,10 @@ from tokenv.core.errors import MissingFileError, UserError, suggest
 @functools.cache
 def installed_entry_points(group: str) -> tuple[tuple[str, str, str], ...]:
     """Return name, package and target of all that is registered under a group; searching for it takes long."""
-    entries = entry_points(group=group)
-    return tuple((each.name, getattr(each.dist, "name", "?"), each.value) for each in entries)
+    return tuple(
+        (entry.name, getattr(entry.dist, "name", "an unknown package"), entry.value)
+        for entry in entry_points(group=group)
+    )
 
 
 class Registry(dict[str, str]):
