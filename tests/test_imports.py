@@ -210,25 +210,6 @@ def test_allowed_imports_pass(name, source):
     assert forbidden(source, name) == []
 
 
-def test_computing_loads_no_drawing():
-    computing = (
-        "compare.command",
-        "compare.comparison",
-        "series.scores",
-        "evaluation.loaded_run",
-        "training.trainer",
-        "lab.variance_study",
-    )
-    modules = ", ".join(f"tokenv.{name}" for name in computing)
-    program = (
-        f"import sys, {modules}; print([m for m in ('matplotlib', 'jinja2') if m in sys.modules])"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "[]"
-
-
 @pytest.mark.parametrize("program", ["import tokenv", "import tokenv.agents, tokenv.estimators"])
 def test_importing_the_package_loads_nothing_heavy(program):
     program += (

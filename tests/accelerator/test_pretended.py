@@ -190,7 +190,7 @@ def test_the_laboratory_has_the_figures_of_the_cpu(
         sizes = {
             "data": {"seq_len": 6},
             "agent": {"window": 0},
-            "train": {"symbols": 96, "gradient_accumulation_steps": 1},
+            "train": {"symbols": 96, "batch_size": 4},
         }
         config = resolve([], settings(hardware={"device": device}, **sizes))
         few = {

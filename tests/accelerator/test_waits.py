@@ -13,7 +13,7 @@ from tokenv.config.files import merge, resolve
 from tokenv.core import checkpoints
 from tokenv.training.trainer import Trainer, train
 
-SHORT = {"symbols": 256, "gradient_accumulation_steps": 1, "warmup_symbols": 64}
+SHORT = {"symbols": 256, "batch_size": 4, "warmup_symbols": 64}
 SETTINGS = settings(train=SHORT, hardware={"device": NAME}, validation={"sequences": 4})
 SERIES = {
     "data": {

@@ -3,21 +3,18 @@
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fresh_process import CONTEXT, run
 from PIL import Image
 
 from tokenv.cli import train
 from tokenv.cli.main import run_command
 from tokenv.compare.store import read_run
 from tokenv.core.sequences import SequenceBatch
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_a_run_folder_is_complete(trained: Path) -> None:
@@ -127,27 +124,19 @@ def test_unobserved_runs_leave_nothing(
 def test_stopping_saves_and_prints_how_to_resume(
     signals: list[signal.Signals], tiny_words: list[str], tmp_path: Path
 ) -> None:
-    command = [
-        sys.executable,
-        "-m",
-        "tokenv",
-        "train",
-        "with",
-        *tiny_words,
-        "train.symbols=100000000",
-    ]
-    environment = os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    with subprocess.Popen(
-        command, cwd=tmp_path, env=environment, stderr=subprocess.PIPE, text=True
-    ) as process:
-        deadline = time.monotonic() + 60
-        while not list(tmp_path.glob("runs/1/checkpoints/step-*")) and time.monotonic() < deadline:
-            time.sleep(0.2)
-        for number in signals:
-            process.send_signal(number)
-            time.sleep(0.02)  # the last ones come while Sacred stores what has become of the run
-        _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
+    files = [tmp_path / name for name in ("stdout", "stderr")]
+    words = ["train", "with", *tiny_words, "train.symbols=100000000"]
+    process = CONTEXT.Process(target=run, args=(words, tmp_path, (), files))
+    process.start()
+    deadline = time.monotonic() + 60
+    while not list(tmp_path.glob("runs/1/checkpoints/step-*")) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    for number in signals:
+        os.kill(process.pid, number)
+        time.sleep(0.02)  # the last ones come while Sacred stores what has become of the run
+    process.join(60)
+    errors = files[1].read_text()
+    assert process.exitcode == 130
     assert "resume it with: tokenv train with resume=runs/1" in errors
     assert "Traceback" not in errors
     assert json.loads((tmp_path / "runs/1/run.json").read_text())["status"] == "INTERRUPTED"

@@ -100,7 +100,7 @@ POOLING = {"nawrot": "mean", "hnet": "smooth"}
 
 
 @pytest.mark.parametrize("name", agents(8))
-@settings(max_examples=12)
+@settings(max_examples=8)
 @given(st.data())
 def test_stepping_equals_one_pass(name, data):
     torch.manual_seed(data.draw(st.integers(0, 1000)))

@@ -60,7 +60,7 @@ def test_states_are_those_of_the_optimizer():
 
 
 def test_ranks_divide_rows_and_shards_divide_states():
-    run = config(train={"batch_size": 8, "gradient_accumulation_steps": 1})
+    run = config()
     found = plan(BenchOptions(run, plan=True, peak_tflops=500.0, utilisation=0.2))
     one, eight, sharded, *refused = found["ranks"]
     assert (one["rows"], eight["rows"], sharded["rows"]) == (8, 1, 1)

@@ -2,9 +2,11 @@
 
 import json
 import math
+import shutil
 from dataclasses import replace
 
 import pytest
+import tiny
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -37,9 +39,9 @@ from tokenv.lab.variance_study import VarianceStudy
 SHORT = 6
 
 
-@pytest.fixture
-def options(tiny_settings):
-    updates = tiny_settings | {
+@pytest.fixture(scope="module")
+def options():
+    updates = tiny.settings() | {
         "data": {"source": "words", "seq_len": 12, "words_documents": 80, "lexicon_size": 20},
         "agent": {"name": "learned", "window": 0, "scale": 1},
         "estimator": {"name": "reinforce", "gamma": 0.8},
@@ -56,6 +58,19 @@ def options(tiny_settings):
         warmup=1,
         credit_draws=2,
     )
+
+
+@pytest.fixture(scope="module")
+def finished(options, tmp_path_factory):
+    """Return the folder and the result of a study which is run once."""
+    folder = tmp_path_factory.mktemp("study")
+    return folder, variance_study.run_variance_study(options, folder)
+
+
+@pytest.fixture
+def study(finished, tmp_path):
+    """Return a copy of its folder."""
+    return shutil.copytree(finished[0], tmp_path / "study")
 
 
 @pytest.fixture
@@ -193,8 +208,8 @@ def test_costs_count_the_executed_work(problem, options):
     assert all(cost["fastest"] <= cost["seconds"] <= cost["slowest"] for cost in costs.values())
 
 
-def test_a_study_resumes_where_it_stopped(options, tmp_path, monkeypatch):
-    whole = variance_study.run_variance_study(options, tmp_path / "whole")
+def test_a_study_resumes_where_it_stopped(options, finished, tmp_path, monkeypatch):
+    _, whole = finished
     score = VarianceStudy.score
     calls = []
 
@@ -226,11 +241,10 @@ def flip(file):
     file.write_bytes(content)
 
 
-def test_damaged_or_foreign_figures_are_rejected(options, tmp_path):
-    one = tmp_path / "one"
+def test_damaged_or_foreign_figures_are_rejected(options, study, tmp_path):
+    one = study
     other = tmp_path / "other"
-    for folder, options_of in ((one, options), (other, replace(options, noise_seed=1))):
-        variance_study.run_variance_study(options_of, folder)
+    variance_study.run_variance_study(replace(options, noise_seed=1), other)
     more = replace(options, estimators=(*options.estimators, "rloo(num_samples=3)"))
     for name in ("variance.json", "reference-0.safetensors", "reference-1.safetensors"):
         sound = {file: file.read_bytes() for file in one.glob(f"{name}*")}  # and its digest
@@ -257,17 +271,16 @@ def test_damaged_or_foreign_figures_are_rejected(options, tmp_path):
     variance_study.run_variance_study(more, one)
 
 
-def test_a_trajectory_of_another_run_is_rejected(options, tmp_path):
-    variance_study.run_variance_study(options, tmp_path)
+def test_a_trajectory_of_another_run_is_rejected(options, study):
     other = replace(options, config=replace(options.config, seed=9))
-    (tmp_path / "variance.json").unlink()
+    (study / "variance.json").unlink()
     with pytest.raises(UserError, match=r"step-.*: of another run than"):
-        variance_study.run_variance_study(other, tmp_path)
+        variance_study.run_variance_study(other, study)
 
 
-def test_a_study_without_digests_is_not_believed(options, tmp_path):
-    whole = variance_study.run_variance_study(options, tmp_path)
-    path = tmp_path / "variance.json"
+def test_a_study_without_digests_is_not_believed(options, finished, study):
+    _, whole = finished
+    path = study / "variance.json"
     stored = {
         key: value
         for key, value in json.loads(path.read_text()).items()
@@ -276,16 +289,16 @@ def test_a_study_without_digests_is_not_believed(options, tmp_path):
     del stored["moments"][1]["estimators"]["reinforce"]
     path.write_text(json.dumps(stored))
     with pytest.raises(UserError, match=r"variance\.json is damaged: its SHA-256"):
-        variance_study.run_variance_study(options, tmp_path)
+        variance_study.run_variance_study(options, study)
     write_json(path, stored, options.identity)
-    for reference in tmp_path.glob("reference-*.safetensors.json"):
+    for reference in study.glob("reference-*.safetensors.json"):
         reference.unlink()
-    resumed = variance_study.run_variance_study(options, tmp_path)
+    resumed = variance_study.run_variance_study(options, study)
     assert json.dumps(resumed["moments"][0]) == json.dumps(whole["moments"][0])
 
 
-def test_the_report_of_a_study(options, tmp_path, capsys):
-    result = variance_study.run_variance_study(options, tmp_path)
+def test_the_report_of_a_study(finished, tmp_path, capsys):
+    _, result = finished
     print_variance(result)
     printed = capsys.readouterr().out
     assert "rloo(gamma=1.0) *" in printed

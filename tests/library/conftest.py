@@ -14,7 +14,7 @@ from tokenv.training.trainer import train
 @pytest.fixture(scope="module")
 def tiny_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     run = tmp_path_factory.mktemp("runs") / "1"
-    config = resolve([], settings(train={"symbols": 1280, "gradient_accumulation_steps": 1}))
+    config = resolve([], settings(train={"symbols": 1280}))
     train(config, run / "checkpoints", lambda *_: None)
     return run
 

@@ -368,7 +368,7 @@ def test_what_cannot_write_is_refused_with_one_message(
     monkeypatch.chdir(tmp_path)
     agent = {"name": "bpe", "vocabulary_size": 300}
     config = resolve(
-        [], settings(agent=agent, train={"symbols": 256, "gradient_accumulation_steps": 1})
+        [], settings(agent=agent, train={"symbols": 256})
     )
     train(config, tmp_path / "checkpoints", lambda *_: None)
     with pytest.raises(

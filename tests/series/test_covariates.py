@@ -47,7 +47,7 @@ def run(folder, frame, **series):
     data["options"] = {"context": 12, "test": 0.1, **series}
     codec = {"name": "series", "horizon": horizon, "direct": True}
     once = {"every_symbols": symbols}
-    steps = {"symbols": symbols, "batch_size": 32, "gradient_accumulation_steps": 1}
+    steps = {"symbols": symbols, "batch_size": 32}
     steps |= {"optimizer": "muon", "learning_rate": 0.03}
     of = settings(train=steps, validation=once, checkpoint=once)
     of |= {"data": data, "codec": codec, "agent": {"name": "uniform"}}

@@ -43,7 +43,6 @@ def of_run(folder, callbacks, **steps):
     once = {
         "symbols": 10_000,
         "batch_size": 16,
-        "gradient_accumulation_steps": 1,
         "learning_rate": 0.02,
     }
     codec = {"name": "series", "horizon": HORIZON, "direct": True, "linear_path": HISTORY}

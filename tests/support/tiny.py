@@ -23,8 +23,7 @@ SETTINGS: dict[str, Any] = {
     "agent": {"name": "learned", "window": 2},
     "train": {
         "symbols": 2560,
-        "batch_size": 4,
-        "gradient_accumulation_steps": 2,
+        "batch_size": 8,
         "warmup_symbols": 512,
     },
     "validation": {"every_symbols": 1024, "sequences": 8, "batch_size": 4},

@@ -29,7 +29,7 @@ PAST = {"arm", "disarm", "arms", "rebar", "relax"}  # want a policy that ignores
 def configure(tiny_settings, estimator, agent):
     options = {
         "estimator": {"name": estimator},
-        "train": {"gradient_accumulation_steps": 1, "symbols": 640, "warmup_symbols": 128},
+        "train": {"batch_size": 4, "symbols": 640, "warmup_symbols": 128},
     }
     return resolve([], merge(merge(tiny_settings, options), AGENTS[agent]))
 

@@ -36,7 +36,7 @@ SERIES = {
     "codec": {"name": "series"},
 }
 TINY = {name: SETTINGS[name] for name in ("data", "model", "agent")} | {
-    "train": SETTINGS["train"] | {"gradient_accumulation_steps": 1},
+    "train": SETTINGS["train"] | {"batch_size": 4},
     "hardware": SETTINGS["hardware"] | {"precision": "float64"},
 }
 RUN = merge(

@@ -21,7 +21,7 @@ from tokenv.core.errors import UserError
 
 pytestmark = pytest.mark.slow
 SETTINGS = settings(
-    train={"symbols": 40960, "gradient_accumulation_steps": 1},
+    train={"symbols": 40960, "batch_size": 4},
     validation={"every_symbols": 8192},
     checkpoint={"every_symbols": 8192},
     hardware={"precision": "float64"},

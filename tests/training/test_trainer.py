@@ -21,6 +21,8 @@ from tokenv.training.metrics import NotFiniteError
 from tokenv.training.optimizers import learning_rate
 from tokenv.training.trainer import train
 
+TWO_PASSES = {"batch_size": 4, "gradient_accumulation_steps": 2}
+
 
 def run(
     settings: dict[str, Any], folder: Path, **options: Any
@@ -46,7 +48,7 @@ def test_every_agent_trains_without_a_special_case(
     agent: str, tiny_settings: dict[str, Any], tmp_path: Path
 ) -> None:
     tiny_settings |= {"agent": {"name": agent}}
-    tiny_settings["train"] |= {"symbols": 30_000, "learning_rate": 1e-2}
+    tiny_settings["train"] |= {"symbols": 16_000, "learning_rate": 1e-2}
     history, _ = run(tiny_settings, tmp_path)
     bits = history["train/bits_per_byte"][1]
     assert sum(bits[-5:]) / 5 < sum(bits[:5]) / 5 - 1
@@ -116,6 +118,7 @@ def test_its_own_learning_rate_resumes_bit_for_bit(
 def test_interrupt_finishes_the_step_and_resumes_bit_for_bit(
     tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    tiny_settings["train"] |= TWO_PASSES
     _, whole = run(tiny_settings, tmp_path / "whole")
     steps = 0
     compute = update.compute_losses
@@ -123,7 +126,7 @@ def test_interrupt_finishes_the_step_and_resumes_bit_for_bit(
     def interrupted_in_the_third_step(*arguments: Any) -> dict[str, torch.Tensor]:
         nonlocal steps
         steps += 1
-        if steps == 5:  # two passes a step
+        if steps == 5:
             os.kill(os.getpid(), signal.SIGINT)
         return compute(*arguments)
 
@@ -142,6 +145,7 @@ def test_a_loss_that_is_not_finite_stops_with_step_origin_and_checkpoint(
 ) -> None:
     calls = 0
     total = update.total_loss
+    tiny_settings["train"] |= TWO_PASSES
 
     def broken(*arguments: Any) -> torch.Tensor:
         nonlocal calls
@@ -179,9 +183,8 @@ def test_accumulating_averages_gradients(tiny_settings: dict[str, Any], tmp_path
     """Fixed boundaries and no batch statistics: two passes of 4 sequences are one pass of 8."""
     tiny_settings |= {"agent": {"name": "uniform"}}
     tiny_settings["hardware"] |= {"precision": "float64"}
-    once = tiny_settings | {}
-    twice = tiny_settings
-    once["train"] = tiny_settings["train"] | {"batch_size": 8, "gradient_accumulation_steps": 1}
+    once = tiny_settings
+    twice = tiny_settings | {"train": tiny_settings["train"] | TWO_PASSES}
     one, _ = run(once, tmp_path / "once")
     two, _ = run(twice, tmp_path / "twice")
     for name in ("train/bits_per_byte", "train/grad_norm_lm", "train/flops"):
@@ -304,13 +307,13 @@ def test_a_nonfinite_update_read_late_changes_no_parameter_and_no_checkpoint(
     def broken(*arguments: Any) -> torch.Tensor:
         nonlocal calls
         calls += 1
-        return total(*arguments) * (math.nan if (calls - 1) // 2 == bad else 1)  # two passes a step
+        return total(*arguments) * (math.nan if (calls - 1) // 2 == bad else 1)
 
     def kept(config: TrainConfig, named: dict[str, torch.nn.Parameter]) -> torch.optim.AdamW:
         parameters.extend(named.values())
         return make(config, named)
 
-    tiny_settings["train"]["symbols"] = 1536
+    tiny_settings["train"] |= TWO_PASSES | {"symbols": 1536}
     tiny_settings["validation"]["every_symbols"] = 10_000  # which would ask, too
     read_metrics_late(monkeypatch)
     monkeypatch.setattr(update, "total_loss", broken)

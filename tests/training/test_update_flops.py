@@ -148,7 +148,7 @@ def test_executed_flops_equal_those_which_torch_counts(
 ) -> None:
     compute_attention(attention, monkeypatch)
     changes = settings(
-        train={"batch_size": BATCH, "gradient_accumulation_steps": 1},
+        train={"batch_size": BATCH},
         hardware={"activation_checkpointing": "off"},
     )
     config = resolve([], merge(changes, CASES[name]))
@@ -163,7 +163,7 @@ def spent(changes: dict[str, Any], **sections: Any) -> tuple[int, int]:
 
 
 def test_needed_flops_exclude_padding_recomputation_and_an_unused_early_exit() -> None:
-    changes = settings(train={"batch_size": BATCH, "gradient_accumulation_steps": 1})
+    changes = settings(train={"batch_size": BATCH})
     plain, packed, again = (
         spent(changes, hardware={"sequence_packing": pack, "activation_checkpointing": recompute})
         for pack, recompute in (("off", "off"), ("on", "off"), ("off", "on"))
