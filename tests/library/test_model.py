@@ -367,9 +367,7 @@ def test_what_cannot_write_is_refused_with_one_message(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     agent = {"name": "bpe", "vocabulary_size": 300}
-    config = resolve(
-        [], settings(agent=agent, train={"symbols": 256})
-    )
+    config = resolve([], settings(agent=agent, train={"symbols": 256}))
     train(config, tmp_path / "checkpoints", lambda *_: None)
     with pytest.raises(
         UserError, match=r"agent\.name=bpe draws the boundaries of whole sequences only"
