@@ -41,7 +41,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Model]:
 texts = st.lists(st.binary(min_size=2, max_size=100), min_size=1, max_size=6)
 
 
-@settings(max_examples=25)
+@settings(max_examples=12)
 @given(
     name=st.sampled_from(list(AGENTS)), texts=texts, seed=st.integers(0, 9), threshold=st.booleans()
 )
