@@ -210,6 +210,29 @@ def test_allowed_imports_pass(name, source):
     assert forbidden(source, name) == []
 
 
+def test_computing_loads_no_drawing():
+    """By the import statements of modules; test_removal looks at a process which computes."""
+    waiting = [
+        "tokenv.compare.command",
+        "tokenv.series.scores",
+        "tokenv.evaluation.loaded_run",
+        "tokenv.training.trainer",
+        "tokenv.lab.variance_study",
+    ]
+    reached = set()
+    while waiting:
+        name = waiting.pop()
+        reached.add(name)
+        path = MODULES[name]
+        nodes = ast.parse(path.read_text()).body
+        statements = [each for each in nodes if isinstance(each, ast.Import | ast.ImportFrom)]
+        source = "\n".join(map(ast.unparse, statements))
+        assert not re.search(r"^(import|from) (matplotlib|jinja2)\b", source, re.MULTILINE), name
+        imported = imports(source, name, path.name == "__init__.py")
+        waiting += (imported & MODULES.keys()) - reached
+    assert len(reached) > 50
+
+
 @pytest.mark.parametrize("program", ["import tokenv", "import tokenv.agents, tokenv.estimators"])
 def test_importing_the_package_loads_nothing_heavy(program):
     program += (

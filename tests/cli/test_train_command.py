@@ -126,7 +126,7 @@ def test_stopping_saves_and_prints_how_to_resume(
 ) -> None:
     files = [tmp_path / name for name in ("stdout", "stderr")]
     words = ["train", "with", *tiny_words, "train.symbols=100000000"]
-    process = CONTEXT.Process(target=run, args=(words, tmp_path, (), files))
+    process = CONTEXT.Process(target=run, args=(words, tmp_path, (), files), daemon=True)
     process.start()
     deadline = time.monotonic() + 60
     while not list(tmp_path.glob("runs/1/checkpoints/step-*")) and time.monotonic() < deadline:
