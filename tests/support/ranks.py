@@ -94,17 +94,18 @@ def updates(ranks, settings, *, steps=3, ragged=False, frozen=False):
         optimizer = data_parallel.apply_fsdp(step_module, parts, optimizer, config, ranks)
     parameters = parts.named_parameters()
     parts.train()
+    device = next(parts.lm.parameters()).device
     results = []
     for step in range(steps):
         batches = []
         for number in group.assignment.passes:
-            symbol_BN = source.next(len(group.assignment.rows)).symbols_on(torch.device("cpu"))
+            symbol_BN = source.next(len(group.assignment.rows)).symbols_on(device)
             length_B = None
             if ragged:
                 lengths = np.random.default_rng([step, number]).integers(
                     5, 33, config.train.batch_size
                 )
-                length_B = torch.from_numpy(lengths)[
+                length_B = torch.from_numpy(lengths).to(device)[
                     group.assignment.rows.start : group.assignment.rows.stop
                 ]
             batches.append(
