@@ -214,6 +214,7 @@ def test_computing_loads_no_drawing():
     """By the import statements of modules; test_removal looks at a process which computes."""
     waiting = [
         "tokenv.compare.command",
+        "tokenv.compare.comparison",
         "tokenv.series.scores",
         "tokenv.evaluation.loaded_run",
         "tokenv.training.trainer",
