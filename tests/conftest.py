@@ -18,6 +18,7 @@ from blank_pictures import blank_png
 
 from tokenv.config.hardware import set_threads
 from tokenv.core import trust
+from tokenv.core.processes import collect_garbage_from_now_on
 from tokenv.data.kinds import DATA
 from tokenv.lm.config import UNetConfig
 from tokenv.lm.unet import UNet
@@ -64,8 +65,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    gc.freeze()  # What has been imported stays.
-    gc.enable()
+    collect_garbage_from_now_on()
 
 
 @pytest.fixture(autouse=True)

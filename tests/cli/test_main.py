@@ -1,6 +1,7 @@
 """The command line: usage, loaded modules, and messages for mistakes."""
 
 import dataclasses
+import gc
 import re
 import shlex
 import subprocess
@@ -194,3 +195,35 @@ def test_lm_eval_that_is_not_installed_is_one_message(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "lm_eval.__main__", None)
     with pytest.raises(UserError, match=r"pip install tokenv\[lm-eval\]"):
         run_command("lm-eval", ["--tasks", "piqa"])
+
+
+@pytest.mark.parametrize(
+    ("words", "module", "attribute"),
+    [
+        (["list"], "tokenv.cli.help", "list_names"),
+        (["train", "with", "quick", "-u"], "tokenv.cli.train_command", "Train.work"),
+        (["job", "file"], "tokenv.cli.run_job", "run_job"),
+    ],
+    ids=lambda words: " ".join(words) if isinstance(words, list) else "",
+)
+def test_garbage_is_looked_for_as_soon_as_the_work_begins(
+    words: list[str], module: str, attribute: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    states = []
+    monkeypatch.setattr(gc, "freeze", lambda: states.append(gc.isenabled()))
+
+    def work(*_: object) -> None:
+        states.append(gc.isenabled())
+
+    monkeypatch.setattr(f"{module}.{attribute}", work)
+    monkeypatch.setattr(sys, "argv", ["tokenv", *words])
+    main.main()
+    assert states == [False, True]  # when imports end, and in the work
+    assert gc.isenabled()
+
+
+def test_garbage_is_looked_for_after_a_mistake(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["tokenv", "trian"])
+    with pytest.raises(SystemExit):
+        main.main()
+    assert gc.isenabled()

@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from blank_pictures import blank_png
 
 from tokenv.cli.main import main
+from tokenv.plotting import figures
 
 CONTEXT: Any = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["tokenv.cli.train", "tokenv.compare.report.page"])
@@ -31,8 +33,9 @@ def command(
 
 
 def run(words: list[str], folder: Path, path: Sequence[Path], files: list[Path]) -> None:
-    """Run a command line in this process, the child, and append its stdout and stderr to two files."""
+    """Run a command line in this process, the child, without pictures; append its stdout and stderr to two files."""
     torch.set_num_threads(1)
+    figures.png = blank_png
     for stream, file in enumerate(files, start=1):
         os.dup2(os.open(file, os.O_CREAT | os.O_WRONLY | os.O_APPEND), stream)
     os.chdir(folder)

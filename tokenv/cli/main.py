@@ -1,6 +1,7 @@
 """The ``tokenv`` command: ``tokenv COMMAND [with NAME key=value ...] [Sacred's flags]``."""
 
 import errno
+import gc
 import os
 import signal
 import sys
@@ -31,11 +32,14 @@ def run_command(name: str, arguments: list[str]) -> Any:
     Raises:
         UserError: unknown command, key or value.
     """
+    # not above: its imports take time, which --help has no use for
+    from tokenv.core.processes import collect_garbage_from_now_on
+
     if name == "job":
         from tokenv.cli.run_job import run_job
 
-        (path,) = arguments
-        return run_job(Path(path), run_command, error_message)
+        collect_garbage_from_now_on()
+        return run_job(Path(arguments[0]), run_command, error_message)
     names = [*COMMANDS.names(), *FUNCTIONS]
     if name not in names:
         raise UserError(f"unknown command {name!r}: {suggest(name, names)}")
@@ -50,7 +54,9 @@ def run_command(name: str, arguments: list[str]) -> Any:
             f"tokenv {name} works in one process, and torchrun started several: start it without torchrun"
         )
     if name in FUNCTIONS:
-        return resolve_name(FUNCTIONS[name])(arguments)
+        function = resolve_name(FUNCTIONS[name])
+        collect_garbage_from_now_on()
+        return function(arguments)
     from tokenv.cli.sacred import run  # heavy
 
     return load_command(name).launch(lambda kind: run(name, kind, arguments))
@@ -91,6 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     if arguments is None:
         arguments = sys.argv[1:]
+        gc.disable()  # until the command has imported what it needs
     if "_ARGCOMPLETE" in os.environ:  # set by the shell's code, which tokenv completion prints
         from tokenv.cli.help import answer_shell
 
@@ -124,3 +131,5 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"tokenv: {message}", file=sys.stderr)
         status = 1 if isinstance(error, RunFailedError) else 2
         raise SystemExit(status) from None
+    finally:
+        gc.enable()

@@ -36,7 +36,7 @@ from tokenv.config.registry import plugins
 from tokenv.core import trust
 from tokenv.core.atomic import check_encoding, write_atomically
 from tokenv.core.errors import UserError
-from tokenv.core.processes import GracefulStop
+from tokenv.core.processes import GracefulStop, collect_garbage_from_now_on
 
 with warnings.catch_warnings():
     warnings.filterwarnings("ignore", message="pkg_resources is deprecated", category=UserWarning)
@@ -159,8 +159,7 @@ def build_experiment(name: str, command: Command, store: str | Path | None = Non
                 _run.observers[number] = OneFigure(observer)
         return command.work(_make_record(_run, folder))
 
-    to_dict = getattr(command, "as_dict", partial(asdict, command))
-    own = to_dict()
+    own = getattr(command, "as_dict", partial(asdict, command))()
     values = own.pop("config", {}) | own  # the keys of the run and of the command share one level
     for plugin in plugins(values):
         for name, version in plugin.packages().items():
@@ -190,6 +189,7 @@ def run(name: str, kind: type[Command], arguments: list[str]) -> Any:
     command = read_command(kind, flags["UPDATE"], flags["--file_storage"])
     works = flags["COMMAND"] is None  # not a command of Sacred's, such as print_config
     shortcut = works and command.shortcut()
+    collect_garbage_from_now_on()
     if shortcut:
         with GracefulStop(at_once=True):
             return shortcut()

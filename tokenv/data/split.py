@@ -222,7 +222,7 @@ class WindowSample:
         samples = list(_sample_windows(documents, every))
         hash_S = np.concatenate([hashes for hashes, _ in samples] or [np.zeros(0, np.uint64)])
         document_S = np.concatenate([indices for _, indices in samples] or [np.zeros(0, np.int64)])
-        order_S = np.lexsort((document_S, hash_S))
+        order_S = np.argsort(hash_S, kind="stable")  # documents are in order
         return cls(hash_S[order_S], document_S[order_S], length_D, every)
 
     def groups(self) -> Array:
@@ -275,9 +275,12 @@ class WindowSample:
         validation_S = validation_D[self.document_S]
         if not validation_S.any():
             return float("nan")
-        return float(
-            np.isin(self.hash_S[validation_S], self.hash_S[train_D[self.document_S]]).mean()
-        )
+        # both sorted, so that no set of hashes need be made
+        train_hashes = self.hash_S[train_D[self.document_S]]
+        hashes = self.hash_S[validation_S]
+        begin = np.searchsorted(train_hashes, hashes, side="left")
+        end = np.searchsorted(train_hashes, hashes, side="right")
+        return float((end > begin).mean())
 
 
 def _sample_windows(documents: Sequence[Document], every: int) -> Iterator[tuple[Array, Array]]:

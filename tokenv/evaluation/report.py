@@ -27,15 +27,6 @@ class _Panel(NamedTuple):
     has_target: bool = False
 
 
-def _loss_panel(unit: str) -> _Panel:
-    lines = (
-        (f"train/{unit}", "training", BLUE),
-        (f"train/{unit}_early", "early exit", GREEN),
-        (f"validation/{unit}", "validation", ORANGE),
-    )
-    return _Panel(in_words(unit), lines)
-
-
 _PANELS = (
     _Panel(
         "boundaries per symbol",
@@ -123,7 +114,12 @@ def draw_curves(
     Raises:
         OSError: if the file cannot be written.
     """
-    panels = [_loss_panel(unit), *_PANELS]
+    losses = (
+        (f"train/{unit}", "training", BLUE),
+        (f"train/{unit}_early", "early exit", GREEN),
+        (f"validation/{unit}", "validation", ORANGE),
+    )
+    panels = [_Panel(in_words(unit), losses), *_PANELS]
     for panel in _BOUNDARY_PANELS:
         if any(name in metrics for name, _, _ in panel.lines):
             panels.append(panel)

@@ -95,8 +95,7 @@ def _scale(q: Tensor, softcap: float) -> float:
 
 def _later(length: int, device: torch.device) -> Tensor:
     """Return which keys come after each query, [N, N]."""
-    every = torch.ones(length, length, dtype=torch.bool, device=device)
-    return every.triu_(1)
+    return torch.ones(length, length, dtype=torch.bool, device=device).triu_(1)
 
 
 def _probabilities(q: Tensor, k: Tensor, softcap: float) -> tuple[Tensor, Tensor]:
@@ -207,8 +206,7 @@ def _in_blocks(x: Tensor, block: int) -> Tensor:
 
 def _previous(x: Tensor) -> Tensor:
     """Return the block before each one; before the first there are zeros."""
-    earlier = x[..., :-1, :, :]
-    return F.pad(earlier, (0, 0, 0, 0, 1, 0))
+    return F.pad(x[..., :-1, :, :], (0, 0, 0, 0, 1, 0))
 
 
 def _local_attention(

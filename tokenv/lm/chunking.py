@@ -227,8 +227,7 @@ def segment_mean(x_BTD: Tensor, group_BT: Tensor, weight_BT: Tensor, count: int)
     size = weight_BT.new_zeros(batch * (count + 1))
     size = size.index_add(0, slot, weight_BT.flatten())
     mean = total / (size + EPSILON).unsqueeze(-1)
-    mean = mean.view(batch, count + 1, width)
-    return mean[:, :count].to(x_BTD.dtype)
+    return mean.view(batch, count + 1, width)[:, :count].to(x_BTD.dtype)
 
 
 class MeanChunking(Chunking):

@@ -162,8 +162,7 @@ class CompiledLayers(CachedLayers):
 
     def _arrays(self, *modules: Any) -> Any:
         """Return weights as arrays, matrices transposed; they share the tensors' memory unless their type differs."""
-        weights = [module.weight.detach().to(self.dtype) for module in modules]
-        return tuple(weight.numpy().T for weight in weights)
+        return tuple(module.weight.detach().to(self.dtype).numpy().T for module in modules)
 
     def _hold(self, cache: Tensor) -> None:
         super()._hold(cache)

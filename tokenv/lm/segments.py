@@ -137,8 +137,7 @@ def _padded_attention(
         return x[0].index_select(1, index).unflatten(1, shape)
 
     attended_HBMd = causal_attention(padded(q), padded(k), padded(v), softcap)
-    flat = attended_HBMd.flatten(1, 2)
-    return flat.index_select(1, pack.source_C).unsqueeze(0)
+    return attended_HBMd.flatten(1, 2).index_select(1, pack.source_C).unsqueeze(0)
 
 
 class Segments(NamedTuple):
@@ -184,8 +183,7 @@ def _gather_rows(x_BND: Tensor, index_BM: Tensor) -> Tensor:
     batch, length, width = x_BND.shape
     offset_B1 = torch.arange(batch, device=x_BND.device).unsqueeze(1) * length
     index = (index_BM + offset_B1).flatten()
-    flat = x_BND.reshape(-1, width).index_select(0, index)
-    return flat.view(batch, -1, width)
+    return x_BND.reshape(-1, width).index_select(0, index).view(batch, -1, width)
 
 
 def select(x_BTD: Tensor, segments: Segments) -> Tensor:

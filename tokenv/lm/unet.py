@@ -282,8 +282,7 @@ class UNet(Encoder):
         x = x_BTD.expand(*samples, *x_BTD.shape).flatten(0, -3)
         if boundary is not None:
             boundary = boundary.flatten(0, -2)
-        y = self.decode_hidden(x, action.flatten(0, -2), boundary)
-        return y.view(*action.shape, -1)
+        return self.decode_hidden(x, action.flatten(0, -2), boundary).view(*action.shape, -1)
 
     def sequence_log_prob(self, y: Tensor, symbol_BN: Tensor) -> Tensor:
         """Return the log-probability in nats of what each symbol is followed by, [.., B, T], T = N - 1.

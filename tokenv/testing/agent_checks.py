@@ -205,9 +205,8 @@ def _check_rows(checker: Checker, agent: Agent, problem: _AgentProblem, drawn: T
         alone = agent.draw(
             problem.observation(agent, problem.symbol_BN[one]), problem.noise[0, one]
         )
-        same = _same(alone, drawn[one])
         checker.require(
-            same,
+            _same(alone, drawn[one]),
             "a sequence's boundaries depend on the other sequences of its batch: look at one row alone",
         )
 

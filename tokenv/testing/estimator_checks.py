@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -236,9 +237,7 @@ def _check_unbiased(checker: Checker, problem: TinyProblem) -> str:
 
 
 def _most_combinations(checker: Checker) -> int:
-    if has_state(checker.build()):
-        return MAX_COPIED
-    return MAX_ENUMERATED
+    return MAX_COPIED if has_state(checker.build()) else MAX_ENUMERATED
 
 
 def _check_jointly(checker: Checker, problem: TinyProblem, shape: Shape, samples: int) -> None:
@@ -317,13 +316,6 @@ def _mean_gradient(estimator: Any, problem: TinyProblem, seed: int) -> Tensor:
     return problem.gradient(_objective(estimator(td)) / GROUP)
 
 
-class _SamplingRequest:
-    """Request of a rollout with a number of samples."""
-
-    def __init__(self, num_samples: int | None) -> None:
-        self.sampling = Sampling(num_samples=num_samples)
-
-
 def check_rate_target(target: str | Callable[..., Any], **options: Any) -> list[str]:
     """Check a rate target against everything that training relies on.
 
@@ -346,7 +338,7 @@ def check_rate_target(target: str | Callable[..., Any], **options: Any) -> list[
     checker = Checker("rate_target", target, registry.RATE_TARGETS, options, CONTEXT)
     checker.build()
     for num_samples in (None, 3):
-        request = _SamplingRequest(num_samples)
+        request = SimpleNamespace(sampling=Sampling(num_samples=num_samples))
         problem = TinyProblem.create(2)
         shape = (BATCH, LENGTH - 1) if num_samples is None else (num_samples, BATCH, LENGTH - 1)
         with checker.context(f"a rollout of batch size {list(shape)}"):
@@ -372,11 +364,13 @@ def _check_rate_loss(checker: Checker, td: TensorDictBase) -> None:
     checker.require(
         loss.requires_grad, "loss_rate has no gradient: use boundary_logits with their graph"
     )
-    same = torch.equal(loss, again[keys.LOSS_RATE])
-    checker.require(same, "the same rollout gave two losses: draw no numbers")
+    checker.require(
+        torch.equal(loss, again[keys.LOSS_RATE]),
+        "the same rollout gave two losses: draw no numbers",
+    )
 
 
-def _check_rate_padding(checker: Checker, problem: TinyProblem, request: _SamplingRequest) -> None:
+def _check_rate_padding(checker: Checker, problem: TinyProblem, request: SimpleNamespace) -> None:
     tds = [checker.build()(problem.padded_rollout(request, shift)) for shift in (0, 1)]
     losses = [mean_over_decisions(td, keys.LOSS_RATE) for td in tds]
     checker.require(
@@ -390,7 +384,7 @@ def _check_rate_padding(checker: Checker, problem: TinyProblem, request: _Sampli
     )
 
 
-def _check_rate_state(checker: Checker, problem: TinyProblem, request: _SamplingRequest) -> None:
+def _check_rate_state(checker: Checker, problem: TinyProblem, request: SimpleNamespace) -> None:
     used = checker.build()
     fresh = checker.build()
     used(problem.rollout(request))
@@ -420,9 +414,8 @@ def _loss_slope(target: Any, rate: float) -> Tensor:
     problem = TinyProblem.create(0, rate)
     with torch.no_grad():
         problem.agent.projection.weight.zero_()
-    td = problem.rollout(
-        _SamplingRequest(None), symbol_BN=problem.symbol_BN[:1, :1].expand(MANY, LONG)
-    )
+    request = SimpleNamespace(sampling=Sampling())
+    td = problem.rollout(request, symbol_BN=problem.symbol_BN[:1, :1].expand(MANY, LONG))
     shift = torch.zeros((), dtype=torch.float64, requires_grad=True)
     td[keys.BOUNDARY_LOGITS] = td[keys.BOUNDARY_LOGITS] + shift
     (slope,) = torch.autograd.grad(

@@ -154,9 +154,7 @@ def _show_losses(method: ComparedMethod) -> str:
 
 
 def _show_reads_ahead(row: Row) -> str:
-    if row["reads_ahead"]:
-        return "yes"
-    return ""
+    return "yes" if row["reads_ahead"] else ""
 
 
 def _show_joint(row: Row) -> str:
