@@ -42,7 +42,6 @@ LEFT_OUT = {
     "tokenv compare with compare-estimators jobs=2": "its protocols, each with some methods, are in "
     "test_shipped_configs",
     "tokenv compare with compare-rates": "test_shipped_configs runs two of its methods",
-    "tokenv compare with compare-estimators mine.yaml": "a method more is in test_protocols",
     "python docs/results/tables.py": "test_results_tables runs its functions",
     "python examples/": "test_examples runs the examples",
     "from stable_baselines3": "an extra; test_sb3 runs it",
