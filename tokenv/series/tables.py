@@ -547,11 +547,11 @@ def _date_step(dates: Sequence[Any]) -> Any:
     first = dates[1] - dates[0]
     if isinstance(first, float):  # such as 0.1, 0.2, 0.3, whose differences are not equal
         mean = (dates[-1] - dates[0]) / (len(dates) - 1)
-        even = np.allclose(np.diff(dates), mean, rtol=ROUNDED_STEP, atol=0.0)
-        return mean if even else None
+        return mean if np.allclose(np.diff(dates), mean, rtol=ROUNDED_STEP, atol=0.0) else None
     if all(after - before == first for before, after in pairwise(dates)):
-        is_zoned = getattr(dates[0], "tzinfo", None) is not None
-        if is_zoned and first % timedelta(days=1) == timedelta(0):
+        if first == timedelta(days=365):
+            return pd.DateOffset(years=1)  # without a leap day so far
+        if getattr(dates[0], "tzinfo", None) is not None and not first % timedelta(days=1):
             return pd.DateOffset(days=first.days)  # a day after clocks change is no 24 hours
         return first
     if isinstance(first, int) or len(dates) < 3:
