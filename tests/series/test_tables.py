@@ -106,6 +106,8 @@ FORMS = (lambda each: each, str, lambda each: each.isoformat())
     st.sampled_from(FORMS),
 )
 @example(datetime(2096, 1, 2), "YS", 8, str)  # eight years of 365 days
+@example(datetime(2021, 7, 1), "MS", 3, str)  # two months of 31 days
+@example(datetime(2021, 6, 30), "QE", 3, str)  # two quarters of 92 days
 def test_dates_of_all_years_go_on_at_their_frequency(first, frequency, count, form):
     every = pd.date_range(
         pd.Timestamp(first.replace(microsecond=0)), periods=count + 3, freq=frequency

@@ -39,7 +39,8 @@ def run_command(name: str, arguments: list[str]) -> Any:
         from tokenv.cli.run_job import run_job
 
         collect_garbage_from_now_on()
-        return run_job(Path(arguments[0]), run_command, error_message)
+        (path,) = arguments
+        return run_job(Path(path), run_command, error_message)
     names = [*COMMANDS.names(), *FUNCTIONS]
     if name not in names:
         raise UserError(f"unknown command {name!r}: {suggest(name, names)}")

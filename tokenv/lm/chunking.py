@@ -259,14 +259,13 @@ class MeanChunking(Chunking):
         fine = torch.promote_types(token.dtype, torch.float32)
         weight = self.norm.weight.to(fine)
         bias = self.norm.bias.to(fine)
-        normal = F.layer_norm(
+        return F.layer_norm(
             token.to(fine),
             (self.width,),
             weight,
             bias,
             self.norm.eps,
-        )
-        return normal.to(token.dtype)
+        ).to(token.dtype)
 
     def forward(
         self,

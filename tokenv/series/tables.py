@@ -49,6 +49,8 @@ MOST_HOLIDAYS = 0.15  # of the business days
 LONGEST_HOLIDAYS = 7  # business days
 ROUNDED_STEP = 0.01  # share of a step by which numbers such as 1949.083 may be rounded
 HOUR = timedelta(hours=1)
+SHORTEST_MONTH = timedelta(days=28)
+MONTHS = re.compile(r"\d*B?[MQY]")  # pandas' frequencies of months, quarters and years
 
 
 @dataclass(frozen=True)
@@ -547,31 +549,30 @@ def _date_step(dates: Sequence[Any]) -> Any:
     first = dates[1] - dates[0]
     if isinstance(first, float):  # such as 0.1, 0.2, 0.3, whose differences are not equal
         mean = (dates[-1] - dates[0]) / (len(dates) - 1)
-        return mean if np.allclose(np.diff(dates), mean, rtol=ROUNDED_STEP, atol=0.0) else None
-    if all(after - before == first for before, after in pairwise(dates)):
-        if first == timedelta(days=365):
-            return pd.DateOffset(years=1)  # without a leap day so far
+        even = np.allclose(np.diff(dates), mean, rtol=ROUNDED_STEP, atol=0.0)
+        return mean if even else None
+    is_even = all(after - before == first for before, after in pairwise(dates))
+    if isinstance(first, int):
+        return first if is_even else None
+    # A day or a month of local time may be an hour longer or shorter than another one.
+    local = [each.replace(tzinfo=None) if isinstance(each, datetime) else each for each in dates]
+    frequency = None if is_even and first < SHORTEST_MONTH else _calendar_frequency(local)
+    # months, quarters and years may be equally long for a while
+    if is_even and (frequency is None or not MONTHS.match(frequency.freqstr)):
         if getattr(dates[0], "tzinfo", None) is not None and not first % timedelta(days=1):
             return pd.DateOffset(days=first.days)  # a day after clocks change is no 24 hours
         return first
-    if isinstance(first, int) or len(dates) < 3:
-        return None
-    # A day or a month of local time may be an hour longer or shorter than another one.
-    local = [each.replace(tzinfo=None) if isinstance(each, datetime) else each for each in dates]
-    frequency = _calendar_frequency(local)
     if frequency is not None:
-        return pd.tseries.frequencies.to_offset(frequency)
-    if _are_business_days(local):
-        return pd.offsets.BusinessDay()
-    return None
+        return frequency
+    return pd.offsets.BusinessDay() if _are_business_days(local) else None
 
 
-def _calendar_frequency(dates: Sequence[Any]) -> str | None:
-    """Return the name of the calendar's unit by which dates follow one another; None if there is none."""
+def _calendar_frequency(dates: Sequence[Any]) -> Any:
+    """Return the calendar's offset by which dates follow one another; None if there is none."""
     try:
         # pandas 3.1 announces that 4 will return an offset, which works, too
         with warnings.catch_warnings(action="ignore"):
-            return pd.infer_freq(pd.DatetimeIndex(dates))
+            return pd.tseries.frequencies.to_offset(pd.infer_freq(pd.DatetimeIndex(dates)))
     except (ValueError, OverflowError, TypeError):  # outside of pandas' range
         return None
 
