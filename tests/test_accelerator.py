@@ -10,7 +10,8 @@ import pytest
 FOLDER = Path(__file__).with_name("accelerator")
 
 
-@pytest.mark.parametrize("marks", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+@pytest.mark.slow  # `.ci/run` runs the first
+@pytest.mark.parametrize("marks", ["not slow", "slow"])
 def test_everything_runs_on_a_pretended_accelerator(marks: str) -> None:
     words = [
         sys.executable,

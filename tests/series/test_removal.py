@@ -122,6 +122,7 @@ def run(folder: Path, *command: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow  # `.ci/run` runs it
 def test_text_is_trained_used_measured_and_compared_without_series(without_series: Path) -> None:
     assert not (without_series / "tokenv" / "series").exists()
     done = run(without_series, "-c", "\n".join((TRAIN, USE, MEASURE, COMPARE)))
