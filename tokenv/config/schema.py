@@ -176,7 +176,7 @@ class ValidationConfig:
 
     Args:
         every_symbols: training symbols between two validations; one more follows the last update.
-        sequences: maximal number of validation sequences.
+        sequences: maximal number of validation sequences; the statistics of boundaries of a run's page take no more.
         batch_size: sequences of one pass.
         calibrate: whether to validate once more at exactly the target rate, on the same sequences, with the policy's
             logits shifted by a bias which other validation sequences determine (``tokenv.evaluation.calibration``).
