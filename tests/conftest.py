@@ -39,13 +39,12 @@ collect_ignore = [] if "TOKENV_PRETENDED_ACCELERATOR" in os.environ else ["accel
 # Whole commands, comparisons and pages of documentation, of which the default run has others of the same kind.
 SLOW = frozenset(Path(__file__).with_name("slow.txt").read_text().splitlines())
 
-# Folders and files of tests for which pictures are drawn.
+# Folders, files and tests for which pictures are drawn.
 DRAWN = {
     "plotting",
-    "test_report.py",
-    "test_forecast.py",
     "test_readme_lines.py",
-    "test_shipped_configs.py",
+    "test_nothing_is_cut_at_a_pictures_edge",
+    "test_the_command_prints_and_stores_scores_and_forecasts",
 }
 
 if "series" not in DATA.names():
@@ -85,7 +84,7 @@ def _only_the_caller_is_inspected(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def _pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave pictures blank but for tests which look at them: drawing takes longer than a tiny run."""
-    if not DRAWN & {*request.path.parts}:
+    if not DRAWN & {*request.path.parts, request.node.originalname}:
         monkeypatch.setattr(figures, "png", blank_png)
 
 

@@ -36,7 +36,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return a folder with a comparison of methods with odd names, numbers among them."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    shrunk.stand_ins(tmp_path)
     rates: dict[Any, float] = {
         name: round(0.1 + place / 100, 2) for place, name in enumerate([*ODD, 8, 2.5])
     }

@@ -5,20 +5,18 @@ method, section and option of it included, runs in seconds; ``stand_ins`` makes 
 """
 
 import copy
-import csv
 import importlib
 import json
 import lzma
-import math
 import random
 import sys
 import tomllib
 from contextlib import redirect_stderr, redirect_stdout
-from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import pandas as pd
 import yaml
 from blank_pictures import blank_png
@@ -223,9 +221,10 @@ def stand_ins(folder: Path) -> None:
     for name in ("train", "valid"):
         with lzma.open(folder / f"{BOOKS}.{name}.jsonl.xz", "wt") as file:
             file.writelines(json.dumps({"text": f"{name} {row['text']}"}) + "\n" for row in rows)
-    _table(folder / TABLE, ETT, 20 * 30 * 24, generator)
-    _table(folder / "new.csv", ETT, 200, generator)
-    _table(folder / "my.csv", ("load", "price"), 600, generator)
+    signals = np.random.default_rng(0)
+    _table(folder / TABLE, ETT, 20 * 30 * 24, signals)
+    _table(folder / "new.csv", ETT, 200, signals)
+    _table(folder / "my.csv", ("load", "price"), 600, signals)
     clock = [f"{wave}{period}" for period in (16, 32, 64, 128) for wave in ("sin", "cos")]
     columns_of = {
         "ecg60": ["mlii", *clock],
@@ -234,8 +233,8 @@ def stand_ins(folder: Path) -> None:
         "abp": ["abp"],
     }
     for name, columns in columns_of.items():
-        signals = {column: [generator.gauss(0, 1) for _ in range(2000)] for column in columns}
-        pd.DataFrame(signals).to_parquet(folder / f"{name}.parquet")
+        values_TC = signals.normal(size=(2000, len(columns)))
+        pd.DataFrame(values_TC, columns=columns).to_parquet(folder / f"{name}.parquet")
     (folder / "lambada_test.jsonl").write_text(
         '{"text": "the last word of this line is here"}\n' * 3
     )
@@ -244,22 +243,16 @@ def stand_ins(folder: Path) -> None:
     (folder / "piqa_valid_labels.lst").write_text("0\n" * 3)
 
 
-def _table(path: Path, columns: tuple[str, ...], hours: int, generator: random.Random) -> None:
-    with path.open("w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["date", *columns])
-        for hour in range(hours):
-            date = datetime(2016, 7, 1) + timedelta(hours=hour)
-            wave = math.sin(hour / 24 * 2 * math.pi)
-            writer.writerow(
-                [
-                    date,
-                    *(
-                        f"{wave * (place + 1) + generator.gauss(0, 0.3):.3f}"
-                        for place in range(len(columns))
-                    ),
-                ]
-            )
+def _table(
+    path: Path, columns: tuple[str, ...], hours: int, generator: np.random.Generator
+) -> None:
+    wave_T = np.sin(np.arange(hours) / 24 * 2 * np.pi)
+    signals_TC = wave_T[:, None] * np.arange(1, len(columns) + 1)
+    signals_TC += generator.normal(0, 0.3, signals_TC.shape)
+    table = pd.DataFrame(signals_TC, columns=list(columns))
+    dates = pd.date_range("2016-07-01", periods=hours, freq="h")
+    table.insert(0, "date", dates.astype(str))
+    table.to_csv(path, index=False, float_format="%.3f")
 
 
 def tokenv(line: list[str]) -> None:
