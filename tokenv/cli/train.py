@@ -186,8 +186,9 @@ def _show(
         draw(trained, corpus, picture, title=title)
     else:
         passage = _held_out_passage(trained, corpus)
-        most = min(256, config.validation.sequences)
-        sequences = max(1, min(most, STATS_BYTES // config.data.seq_len))
+        sequences = max(
+            1, min(256, config.validation.sequences, STATS_BYTES // config.data.seq_len)
+        )
         stats = boundary_stats_of_run(trained, corpus.validation(sequences))
         fewer = corpus.validation(max(1, sequences // 4))
         stats_over_training = boundary_stats_over_training(trained, fewer)
