@@ -52,6 +52,8 @@ def place(tiny_settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.Mon
         "from tokenv.agents.fixed import Uniform\n\n\nclass Broken(Uniform):\n"
         "    def draw(self, observation, noise):\n        raise OSError('the disk is full')\n"
     )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "broken", raising=False)
     values = {
         "base": "tiny.yaml",
         "seeds": [0],
