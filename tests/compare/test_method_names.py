@@ -58,6 +58,7 @@ def rates(options: CompareOptions) -> dict[str, float]:
 def test_odd_names_from_the_command_line_to_the_report(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    shrunk.stand_ins(folder)
     monkeypatch.setattr("tokenv.compare.job.Job.__call__", shrunk.in_this_process)
     only = ["learned w=1", "v1.5", "$money", "[/b]", "py/object", "8"]
     shrunk.tokenv(
