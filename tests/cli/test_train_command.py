@@ -142,8 +142,13 @@ def test_stopping_saves_and_prints_how_to_resume(
     assert json.loads((tmp_path / "runs/1/run.json").read_text())["status"] == "INTERRUPTED"
 
 
+@pytest.mark.parametrize(("most", "sequences"), [(96, 8), (2**17, 2)])
 def test_statistics_use_few_long_sequences(
-    tiny_words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_words: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    most: int,
+    sequences: int,
 ) -> None:
     """Otherwise the statistics of sequences of 16,384 bytes take many times as long as the training."""
     sizes = []
@@ -155,6 +160,7 @@ def test_statistics_use_few_long_sequences(
 
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(train, "boundary_stats_of_run", counted)
-    monkeypatch.setattr(train, "STATS_BYTES", 96)
-    run_command("train", ["with", *tiny_words])
+    monkeypatch.setattr(train, "STATS_BYTES", most)
+    run_command("train", ["with", *tiny_words, f"validation.sequences={sequences}"])
     assert 0 < sizes[0] <= 96
+    assert sizes[0] <= 32 * sequences

@@ -221,10 +221,10 @@ def stand_ins(folder: Path) -> None:
     for name in ("train", "valid"):
         with lzma.open(folder / f"{BOOKS}.{name}.jsonl.xz", "wt") as file:
             file.writelines(json.dumps({"text": f"{name} {row['text']}"}) + "\n" for row in rows)
-    signals = np.random.default_rng(0)
-    _table(folder / TABLE, ETT, 20 * 30 * 24, signals)
-    _table(folder / "new.csv", ETT, 200, signals)
-    _table(folder / "my.csv", ("load", "price"), 600, signals)
+    rng = np.random.default_rng(0)
+    _table(folder / TABLE, ETT, 20 * 30 * 24, rng)
+    _table(folder / "new.csv", ETT, 200, rng)
+    _table(folder / "my.csv", ("load", "price"), 600, rng)
     clock = [f"{wave}{period}" for period in (16, 32, 64, 128) for wave in ("sin", "cos")]
     columns_of = {
         "ecg60": ["mlii", *clock],
@@ -233,7 +233,7 @@ def stand_ins(folder: Path) -> None:
         "abp": ["abp"],
     }
     for name, columns in columns_of.items():
-        values_TC = signals.normal(size=(2000, len(columns)))
+        values_TC = rng.normal(size=(2000, len(columns)))
         pd.DataFrame(values_TC, columns=columns).to_parquet(folder / f"{name}.parquet")
     (folder / "lambada_test.jsonl").write_text(
         '{"text": "the last word of this line is here"}\n' * 3
@@ -243,12 +243,10 @@ def stand_ins(folder: Path) -> None:
     (folder / "piqa_valid_labels.lst").write_text("0\n" * 3)
 
 
-def _table(
-    path: Path, columns: tuple[str, ...], hours: int, generator: np.random.Generator
-) -> None:
+def _table(path: Path, columns: tuple[str, ...], hours: int, rng: np.random.Generator) -> None:
     wave_T = np.sin(np.arange(hours) / 24 * 2 * np.pi)
     signals_TC = wave_T[:, None] * np.arange(1, len(columns) + 1)
-    signals_TC += generator.normal(0, 0.3, signals_TC.shape)
+    signals_TC += rng.normal(0, 0.3, signals_TC.shape)
     table = pd.DataFrame(signals_TC, columns=list(columns))
     dates = pd.date_range("2016-07-01", periods=hours, freq="h")
     table.insert(0, "date", dates.astype(str))
